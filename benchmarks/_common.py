@@ -1,5 +1,5 @@
-"""What the benchmarks share: a yardstick of the machine, timing, and the plain torch PPO loop of the examples, without
-RLlib."""
+"""The common part of the benchmarks: a yardstick of the machine, timing, and the plain torch PPO loop of the examples,
+without RLlib."""
 
 import json
 import math
@@ -61,14 +61,14 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def peak_gflops() -> float:
-    """Thousand million floating-point operations a second in one large product, with the threads that torch now has."""
+    """Billions of floating-point operations per second in one large product, with torch's current threads."""
     x = torch.randn(2048, 2048)
     return 2 * 2048**3 / min(timed(lambda: x @ x) for _ in range(5)) / 1e9
 
 
 def work(experiment: ExperimentConfig) -> dict[str, float]:
-    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and
-    kernels a gradient step and a round of play.
+    """The work of an iteration by torch's own kernels: billions of operations in products, and kernels per gradient
+    step and round of play.
 
     Counted in the plain loop, whose mathematics is the same.
     """
@@ -79,7 +79,7 @@ def work(experiment: ExperimentConfig) -> dict[str, float]:
 
 
 def kernels(loop: PlainLoop) -> dict[str, float]:
-    """Kernels a round of play and a gradient step, what each iteration prepares included."""
+    """Kernels per round of play and per gradient step, including the preparation of each iteration."""
     with Kernels() as playing:
         rollout = loop.sample()
     with Kernels() as learning:
@@ -94,8 +94,7 @@ def kernels(loop: PlainLoop) -> dict[str, float]:
 
 
 class Kernels(TorchDispatchMode):
-    """Counts what is computed while it is entered: calls of operators, without views and without those that only
-    allocate or take notes."""
+    """Counts computations while it is entered: calls of operators, without views, allocations and bookkeeping."""
 
     count = 0
     _NONE = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::scalar_tensor", "profiler::")
@@ -107,7 +106,7 @@ class Kernels(TorchDispatchMode):
 
 
 def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds that each call takes, `repeats` times, one after the other; a first time, which warms up, is left out."""
+    """Seconds of each call, `repeats` times, one after the other; a first round for warming up is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():

@@ -1,13 +1,13 @@
-"""How far agents are from an equilibrium, exactly: in games so small that every dialogue can be tried.
+"""The exact distance of agents from an equilibrium, in games small enough to enumerate every dialogue.
 
 Decisions that matter here:
-- the tree has a node for every dialogue so far, of every instance and seed class. What an agent sees (the rows of
-  `Scenario.observe`) and what it saw and did before make its information sets: nobody's best answer knows more than it
-  was shown, and it forgets nothing;
-- a regret is what an agent could gain by its best answer, all others as they are: found from the last round to the
-  first, each information set weighed by the chance that the others lead there. All regrets are 0 in a Nash equilibrium
-  and nowhere else;
-- what is said in the last round is heard by nobody, and not branched over.
+- the tree has a node for every dialogue so far, of every instance and seed class. An agent's observations (the rows of
+  `Scenario.observe`) and its earlier observations and actions form its information sets: a best response knows exactly
+  these, and forgets nothing;
+- a regret is an agent's gain from its best response to the others: computed from the last round to the first, each
+  information set weighted by the probability that the others lead there. All regrets are 0 exactly in a Nash
+  equilibrium;
+- messages of the last round are read by no agent, and not branched over.
 Source: Zinkevich, Johanson, Bowling and Piccione, "Regret minimization in games with incomplete information", NIPS 2007
 (best responses by counterfactual reach); Nash, "Non-cooperative games", Annals of Mathematics 1951.
 """
@@ -30,12 +30,12 @@ _MOST_CHOICES = 10_000  # of one turn
 
 @dataclass(frozen=True)
 class _Level:
-    """The N nodes at the beginning of a round, and how each was reached.
+    """The N nodes at the beginning of a round, and the way to each.
 
-    parent_N: its node one round before. choice_NA: the number of each agent's action there, 0 where it had no turn.
-    chance_NA: how likely the agent was to choose it. reward_NA: what the round paid. reach_NA: how likely the agent is
-    to do all that leads here. luck_N: how likely instance and seed class are. set_NA: the number of the agent's
-    information set now, -1 where it has no turn.
+    parent_N: its node one round before. choice_NA: the number of each agent's action there, 0 without a turn.
+    chance_NA: the probability of that choice. reward_NA: of the round. reach_NA: the probability that the agent takes
+    all its actions on the way. luck_N: the probability of instance and seed class. set_NA: the number of the agent's
+    current information set, -1 without a turn.
     """
 
     parent_N: Tensor
@@ -55,21 +55,21 @@ class GameTree:
     levels: Sequence[_Level]
 
     def values(self) -> dict[str, float]:
-        """Agent -> the expectation of its return, as all play."""
+        """Agent -> its expected return."""
         return {agent: self._value(a, None) for a, agent in enumerate(self.agents)}
 
     def best_values(self) -> dict[str, float]:
-        """Agent -> the expectation of its return when it alone plays its best answer to the others."""
+        """Agent -> its expected return under its best response to the others."""
         return {agent: self._value(a, a) for a, agent in enumerate(self.agents)}
 
     def regrets(self) -> dict[str, float]:
-        """Agent -> what it could gain alone, in units of reward: 0 for all in an equilibrium."""
+        """Agent -> its possible gain alone, in units of reward: 0 for all in an equilibrium."""
         values, best = self.values(), self.best_values()
         return {agent: max(0.0, best[agent] - values[agent]) for agent in self.agents}
 
     def _value(self, a: int, free: int | None) -> float:
-        """The expected return of agent number `a`. free: who chooses best in place of its network (`a` itself, or
-        nobody)."""
+        """The expected return of agent number `a`. free: the agent that chooses best in place of its network (`a`
+        itself, or none)."""
         value_N = torch.zeros(len(self.levels[-1].luck_N), dtype=torch.float64)
         for level, before in zip(self.levels[:0:-1], self.levels[-2::-1]):
             weight_NA = level.chance_NA.clone()
@@ -98,9 +98,9 @@ class GameTree:
         return float((self.levels[0].luck_N * value_N).sum())
 
     def pure_equilibria(self, most: int = 2_000_000) -> Tensor:
-        """(E, A): the expected returns in every equilibrium in pure strategies, whatever networks would do.
+        """(E, A): the expected returns in every equilibrium in pure strategies, independent of networks.
 
-        Raises UserError where there are more than `most` combinations of strategies.
+        Raises UserError for more than `most` combinations of strategies.
         """
         made = [self._strategies(a) for a in range(len(self.agents))]
         if (count := torch.tensor([len(match_SL) for match_SL in made]).double().prod()) > most:
@@ -125,10 +125,9 @@ class GameTree:
         return total, self.levels[-1].luck_N
 
     def _strategies(self, a: int) -> Tensor:
-        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where
-        their own choices never lead are one.
-        """
-        path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, what was chosen there
+        """(S, L) float64: 1 if pure strategy s of agent number `a` may lead to leaf l. Strategies that differ only at
+        unreachable choices are merged."""
+        path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, the choice there
         up = torch.arange(len(self.levels[-1].luck_N))
         for number in range(len(self.levels) - 1, 0, -1):
             choice_L, up = self.levels[number].choice_NA[up, a], self.levels[number].parent_N[up]
@@ -151,12 +150,12 @@ def grow(
     decisive: bool = False,
     max_nodes: int = 200_000,
 ) -> GameTree:
-    """Every dialogue about the instances `id_K`, each as likely as `weight_K` says (they sum to 1), the seed classes
-    alike.
+    """Every dialogue about the instances `id_K`, with probabilities `weight_K` (which sum to 1), and uniform seed
+    classes.
 
     decisive: leave out that an agent continues where its decision counts, for strategies that always decide. Raises
-    UserError for a game with more than `max_nodes` dialogues in a round, and for what no tree is made of: linear
-    messages, zero knowledge, graded verdicts, and games whose position is carried along.
+    UserError for a game with more than `max_nodes` dialogues in a round, and for unsupported games: linear messages,
+    zero knowledge, graded verdicts, and games with positions.
     """
     protocol = scenario.protocol
     if scenario.linear_symbols or protocol.zero_knowledge is not None or scenario.rules is not None or protocol.graded:
@@ -215,7 +214,7 @@ def grow(
 
 
 def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(symbols (O, F), decisions (O,), which are possible (N, O), how likely each is (N, O)) of N turns."""
+    """(symbols (O, F), decisions (O,), possible (N, O), probability (N, O)) of N turns."""
     count, factors, symbols = policy.message.shape
     decisions = (CONTINUE,) if policy.decision is None else range(policy.undecided + 1)
     if symbols**factors * len(decisions) > _MOST_CHOICES:
@@ -235,9 +234,8 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], past_NA: Tensor) -> Tensor:
-    """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn. past_NA: what
-    it saw and did before, by number.
-    """
+    """(N, A): numbers of information sets, equal for equal observations of an agent, -1 without a turn. past_NA: its
+    earlier observations and actions, by number."""
     set_NA = torch.full((len(play.id_B), len(play.protocol.agents)), -1)
     for agent, (copy_N, _) in asked.items():
         a = play.protocol.agents.index(agent)
@@ -250,7 +248,7 @@ def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Polic
 
 
 def _branched(play: BatchedPlay, node_J: Tensor) -> BatchedPlay:
-    """A play of copies of these nodes, one may come several times."""
+    """A play of copies of these nodes; repeats are allowed."""
     made = BatchedPlay(play.scenario)
     made.reset(play.id_B[node_J], play.state.seed_B[node_J])
     made.state = ProtocolState(

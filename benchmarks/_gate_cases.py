@@ -1,9 +1,9 @@
-"""One case of the gate, in a process of its own: a line on standard input runs it once, and the answer is its wall and
+"""One case of the gate, in its own process: a line on standard input runs it once, and the reply is its wall and
 processor seconds.
 
     python benchmarks/_gate_cases.py play        # of the package on the path, which may be another commit's
 
-It takes from the package only what has been there for long, so that earlier commits can be timed by it too.
+It only uses long-standing parts of the package, so that earlier commits can be timed by it too.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Unit = Callable[[], object]
 
 @contextmanager
 def iterations(name: str, *overrides: str, count: int = 1) -> Iterator[Unit]:
-    """Iterations of a shipped config: play, advantages, update, metrics."""
+    """Iterations of a config in `tune_configs`: play, advantages, update, metrics."""
     from nip_ray.config.load import load_config
     from nip_ray.rllib.cluster import build_algorithm
 
@@ -125,7 +125,7 @@ CASES = {
     "first_row": first_row,
 }
 WARM_UP = {"first_row": 0}
-"""Units that are not timed, where they are not three."""
+"""Number of units that are not timed, if not three."""
 
 
 def clocks() -> tuple[float, float]:
@@ -137,11 +137,11 @@ def clocks() -> tuple[float, float]:
 def main() -> None:
     """Answer each line until there are no more."""
     name, answers = sys.argv[1], os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print must not come between the answers
+    os.dup2(2, 1)  # others' output must not come between the replies
     with CASES[name]() as unit:
         for _ in range(WARM_UP.get(name, 3)):
             unit()
-        # cores differ, above all where they are shared with strangers
+        # cores differ, above all if they are shared
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         print("ready", file=answers, flush=True)
         for _ in sys.stdin:

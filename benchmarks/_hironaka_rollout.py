@@ -1,13 +1,12 @@
-"""Two players play many games at once, and what one of them saw and did is kept as transitions.
+"""Two players play many games at once, and the observations and moves of one are kept as transitions.
 
 Decisions that matter here:
-- only games that are open are played and kept. Those that end leave the batch, or fresh random ones take their places
-  (`refill`);
-- exploration is uniform over what is legal, and only the player whose transitions are kept explores;
-- the agent's next observation holds what the host really chooses next, in the round that follows, not a second answer
-  of it. Where a game ended there is no next choice: every coordinate is marked, and `terminated` says that nothing
-  follows. Where it was cut, the host is asked all the same;
-- between rounds one number is read back from the device (which games are open); inside a round nothing is.
+- only open games are played and kept. Finished ones leave the batch, or are replaced by new random ones (`refill`);
+- exploration is uniform over legal moves, and only the player whose transitions are kept explores;
+- the agent's next observation has the host's actual next choice, in the following round, not a second answer of it. If
+  a game ended there is no next choice: every coordinate is marked, and `terminated` is set. If it was cut, the host
+  chooses anyway;
+- between rounds one number is read back from the device (the open games); inside a round nothing is.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ class Transitions:
     """N moves of one role, those of a round together, rounds in order. K: classes of a host, coordinates of an agent.
 
     points_NMD: the features before the move. choice_ND: bool, the host's choice that the agent saw, None for the host.
-    mask_NK: bool, what was legal. action_N: int64. reward_N: float32. terminated_N, truncated_N: bool, the game ended,
+    mask_NK: bool, legal moves. action_N: int64. reward_N: float32. terminated_N, truncated_N: bool, the game ended, or
     was cut off. next_*: the same after the round. game_N: int64, the number of the game in this rollout. round_N:
     int64, rounds played before the move.
     """
@@ -52,7 +51,7 @@ class Transitions:
 
     @classmethod
     def joined(cls, parts: Sequence["Transitions"]) -> "Transitions":
-        """Several one after the other (at least one)."""
+        """Several concatenated (at least one)."""
         columns: dict[str, Any] = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
         whole: dict[str, Any] = {
             name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
@@ -63,7 +62,7 @@ class Transitions:
 def explored(
     player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float
 ) -> Tensor:
-    """(B,) int64: the player's best legal moves, or with probability `epsilon` a game a uniform legal one."""
+    """(B,) int64: the player's best legal moves, or with probability `epsilon` per game a uniform legal one."""
     best_B = choose(player, game, state, choice_BD, generator)
     if epsilon <= 0:
         return best_B
@@ -84,7 +83,7 @@ class _Table:
         self.put(state, game.features(state), torch.arange(state.games, device=game.device))
 
     def put(self, state: State, seen: Tensor, number_B: Tensor, class_B: Tensor | None = None) -> None:
-        """Set everything; the host is asked where it has not chosen yet."""
+        """Set everything; the host chooses where it has not chosen yet."""
         self.state, self.seen, self.number_B = state, seen, number_B
         self.class_B = self.ask(state) if class_B is None and self.asks_ahead else class_B
 
@@ -93,7 +92,7 @@ class _Table:
         return choose(self.host, self.game, state, None, self.generator)
 
     def advance(self, state: State, seen: Tensor, class_B: Tensor | None, refill: bool) -> None:
-        """After a round: drop the games that have ended, or put fresh ones in their places."""
+        """After a round: drop finished games, or replace them by new ones."""
         open_B = state.open_B
         if refill:
             index_N = (~open_B).nonzero()[:, 0]
@@ -133,12 +132,11 @@ def roll_out(
     refill: bool = False,
     state: State | None = None,
 ) -> tuple[Transitions, State]:
-    """Play up to `rounds` rounds and keep what `role` saw, did and was paid.
+    """Play up to `rounds` rounds and keep the observations, moves and rewards of `role`.
 
-    games: how many random games to begin with, unless `state` gives them (ended ones are left out). epsilon: how often
-    `role` explores. refill: fresh games take the places of those that end, so that every round has as many. Networks
-    are used in the mode they are in. Returns the transitions and the games as they stand, open ones alone, to be gone
-    on with. Raises UserError for fewer than one round.
+    games: number of random games to start, unless `state` has them (finished ones are left out). epsilon: exploration
+    rate of `role`. refill: replace finished games, so that every round has as many. Networks keep their mode. Returns
+    the transitions and the open games, for continuing. Raises UserError for fewer than one round.
     """
     if rounds < 1:
         raise UserError(f"rounds: got {rounds}, expected at least 1")

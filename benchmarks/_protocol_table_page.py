@@ -1,4 +1,4 @@
-"""The generated parts of docs/results.md, and its figures, from the recorded trials of `protocol_table.py`."""
+"""The generated parts of docs/results.md, and its plots, from the recorded trials of `protocol_table.py`."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -10,7 +10,7 @@ from nip_ray.evaluation.aggregates import MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.intervals import Mean
 
 PAGE = ROOT / "docs" / "results.md"
-"""What stands between its generated parts is written by hand."""
+"""The page; the text between its generated parts is written by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
     "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "mnip", "consultancy",
@@ -22,15 +22,15 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 }
 """On the training split, as published (Hammond and Adam-Day, ICLR 2025)."""
 BASELINE = (0.640, 0.609, 0.670)
-"""What a classifier fitted to what the verifier of graphs sees alone reaches on their test split, with its interval (n
-= 1,000)."""
+"""Accuracy of a classifier fitted to the input of the verifier of graphs on the test split, with its interval
+(n = 1,000)."""
 
 Row = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Row]]
 
 
 def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
-    """Put the tables of each task into the page, between the marks that stand there, and draw the figures."""
+    """Write the tables of each task into the page, between its marks, and draw the plots."""
     text = PAGE.read_text()
     for task, record in records.items():
         groups, alone = _groups(record["train"]), _groups(record["plain"])
@@ -84,7 +84,7 @@ def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str
 
 
 def _difference(rows: Sequence[Row]) -> str:
-    """By how much the provers' networks fall short of a search: the median over seeds, the least and the most."""
+    """The gap of the provers' networks to a search: the median over seeds, the minimum and the maximum."""
     found = [row["searched"]["estimate"] - row["accuracy"]["estimate"] for row in rows if row.get("searched")]
     if not found:
         return "-"
@@ -102,8 +102,8 @@ def _over_seeds(figures: Sequence[Row]) -> str:
 
 
 def _spread(figures: Sequence[Row]) -> Mean:
-    """The interquartile mean of shares over seeds with its interval; none of fewer than five, which stand for
-    themselves."""
+    """The interquartile mean of shares over seeds with its interval; none for fewer than five, which are shown one by
+    one."""
     known = [figure for figure in figures if figure.get("estimate") is not None]
     if not known:
         return Mean(None, None, None, 0)

@@ -1,7 +1,7 @@
 """BenchMARL on VMAS's `balance`: MAPPO, or IQL with its replay buffer; `checkpoint_interval` and
 `Experiment.reload_from_file`.
 
-By hand: which file is the newest whole one (`torch.save` writes in place). Its learning rate is constant.
+By hand: finding the newest complete file (`torch.save` writes in place). Its learning rate is constant.
 """
 
 import re
@@ -29,14 +29,14 @@ class Writer(Callback):
         self.figures = {f"{group}/{key}": float(value.mean()) for key, value in training_td.items() if "loss" in key}
 
     def on_state_dict(self, state_dict: Any) -> None:
-        """When the state is about to be written."""
+        """Called before the state is written."""
         experiment: Any = self.experiment
         figures = {**self.figures, "return": float(experiment.mean_return)}
         self.rows.write("row", experiment.n_iters_performed, figures, **now(experiment, self.rows))
 
 
 def now(experiment: Any, rows: Rows) -> dict[str, Any]:
-    """Of all groups."""
+    """The state of all groups."""
     optimizers = [one for group in experiment.optimizers.values() for one in group.values()]
     rates = [group["lr"] for one in optimizers for group in one.param_groups]
     kept = {name: buffer[:].to_dict() for name, buffer in experiment.replay_buffers.items() if len(buffer)}
@@ -46,7 +46,7 @@ def now(experiment: Any, rows: Rows) -> dict[str, Any]:
 
 
 def made(rows: Rows) -> Experiment:
-    """The smallest."""
+    """The smallest experiment."""
     settings: Any = ExperimentConfig.get_from_yaml()
     settings.save_folder, settings.loggers, settings.create_json = str(rows.folder), [], False
     settings.render = settings.evaluation = False
@@ -76,7 +76,7 @@ def made(rows: Rows) -> Experiment:
 
 
 def reloaded(rows: Rows) -> Experiment | None:
-    """From the newest file that can be read, None where there is none."""
+    """From the newest readable file, None without one."""
     files = sorted(
         rows.folder.glob("*/checkpoints/checkpoint_*.pt"), key=lambda path: int(re.findall(r"\d+", path.stem)[-1])
     )

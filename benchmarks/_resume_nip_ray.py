@@ -1,4 +1,4 @@
-"""Ours: what `nip-ray train` and `nip-ray resume` do, an iteration at a time. By hand: nothing."""
+"""Ours: `nip-ray train` and `nip-ray resume`, an iteration at a time. By hand: nothing."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def state(rows: Rows, session: Session) -> dict[str, Any]:
-    """Every draw is made from the seed and the iteration, so there are no generators whose state could be lost."""
+    """Every draw is made from the seed and the iteration, so there is no generator state to lose."""
     stored = session.algorithm.training_state()
     rates = [group["lr"] for optimizer in stored["optimizers"].values() for group in optimizer["param_groups"]]
     moments = {agent: optimizer["state"] for agent, optimizer in stored["optimizers"].items()}

@@ -22,7 +22,7 @@ LOSSES = ("policy_loss", "vf_loss", "entropy", "mean_kl_loss", "total_loss")
 
 
 class Writer(RLlibCallback):
-    """Writes from the process in which the algorithm is, which is a trial's actor with Tune."""
+    """Writes from the algorithm's process, which is a trial's actor with Tune."""
 
     rows: Any = None
 
@@ -33,12 +33,12 @@ class Writer(RLlibCallback):
         self.rows.write("row", algorithm.training_iteration, {**learner, **returns}, **state(algorithm))
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Called by `Trainable.restore`, which Tune goes by, when the state is in place."""
+        """Called by `Trainable.restore`, which Tune uses, when the state is in place."""
         self.rows.write("restored", algorithm.training_iteration, **state(algorithm))
 
 
 def state(algorithm: Any) -> dict[str, Any]:
-    """All of it lies in this process: no remote env runners, no remote learners."""
+    """The whole state is in this process: no remote env runners, no remote learners."""
     learner = algorithm.learner_group._learner
     optimizer = learner.get_optimizer("default_policy")
     envs = algorithm.env_runner.env.unwrapped.envs
@@ -70,7 +70,7 @@ def config(rows: Rows) -> PPOConfig:
 
 
 def saved(rows: Rows) -> None:
-    """By hand: the loop, folders, which checkpoint is whole (a save is not atomic: so a new folder, renamed when it is
+    """By hand: the loop, folders, finding a complete checkpoint (a save is not atomic: so a new folder, renamed when
     done)."""
     algorithm = config(rows).build_algo()
     done = sorted(rows.folder.glob("checkpoint_[0-9][0-9][0-9][0-9]"))
@@ -90,8 +90,8 @@ def saved(rows: Rows) -> None:
 def tuned(rows: Rows) -> None:
     """By hand: `Tuner.restore` with the same trainable and parameters; Tune finds the trial and its newest checkpoint.
 
-    Tune writes its own state at most every ten seconds, and takes up only checkpoints that are named there: runs as
-    short as these would begin again. So it is asked to write it at every event.
+    Tune writes its own state at most every ten seconds, and only uses checkpoints named there: runs as short as these
+    would restart. So it is configured to write at every event.
     """
     run, settings = rows.folder / "tune" / "run", config(rows)
     if rows.resume and tune.Tuner.can_restore(str(run)):

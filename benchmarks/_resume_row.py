@@ -1,7 +1,6 @@
-"""What every part of benchmarks/resume_table.py writes: a row an iteration, and one at the moment in which it stands
-where it resumes.
+"""The output of every part of benchmarks/resume_table.py: a row per iteration, and one at the point of resuming.
 
-It runs in the interpreters of the peers, so it needs torch and numpy and nothing of this package.
+It runs in the interpreters of the peers, so it only needs torch and numpy, and nothing of this package.
 """
 
 import argparse
@@ -19,8 +18,8 @@ INTERVAL = 1
 
 
 def digest(state: Any) -> str:
-    """Sixteen hexadecimal digits of the contents of nested mappings, sequences, arrays, tensors and plain values, to
-    the last bit."""
+    """Sixteen hexadecimal digits of the contents of nested mappings, sequences, arrays, tensors and plain values, exact
+    to the last bit."""
     sums = hashlib.sha256()
     _add(state, sums)
     return sums.hexdigest()[:16]
@@ -44,19 +43,19 @@ def _add(state: Any, sums: Any) -> None:
 
 
 def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
-    """Of the moments and steps, parameter by parameter in the optimizer's order; learning rates have a column of their
-    own."""
+    """The digest of moments and steps, parameter by parameter in the optimizer's order; learning rates have their own
+    column."""
     return digest([optimizer.state.get(weight, {}) for group in optimizer.param_groups for weight in group["params"]])
 
 
 def generators(*more: Any) -> str:
-    """Of the global generators of Python, NumPy and torch, and of `more`, an environment's for example."""
+    """The digest of the global generators of Python, NumPy and torch, and of `more`, such as an environment's."""
     return digest([random.getstate(), np.random.get_state(), torch.get_rng_state(), *more])
 
 
 class Rows:
-    """Appends to `rows.jsonl` of a folder; `resume` is whether this process continues what another began, `iterations`
-    is the end."""
+    """Appends to `rows.jsonl` of a folder; `resume`: True if this process continues another's run, `iterations`: the
+    end."""
 
     def __init__(self) -> None:
         parser = argparse.ArgumentParser()

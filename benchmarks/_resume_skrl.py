@@ -1,6 +1,6 @@
 """skrl's PPO on CartPole: its own checkpoints (`experiment.checkpoint_interval`) and `agent.load`.
 
-By hand: which file is the newest whole one (`torch.save` writes in place), and how many timesteps are left (its
+By hand: finding the newest complete file (`torch.save` writes in place), and the number of remaining timesteps (its
 trainers begin at 0).
 """
 
@@ -60,7 +60,7 @@ class Written(PPO):
     begun = 0
 
     def post_interaction(self, *, timestep: int, timesteps: int) -> None:
-        """As PPO's."""
+        """Like PPO's."""
         super().post_interaction(timestep=timestep, timesteps=timesteps)
         if (timestep + 1) % ROLLOUTS == 0:
             weights = torch.cat(
@@ -75,7 +75,7 @@ class Written(PPO):
             )
 
     def state(self) -> dict[str, Any]:
-        """But for the counter, which the trainer has."""
+        """The state except the counter, which the trainer has."""
         envs = [env.unwrapped.np_random.bit_generator.state for env in self.envs]
         rates = [group["lr"] for group in self.optimizer.param_groups]
         return {"lr": rates, "optimizer": optimizer_digest(self.optimizer), "generators": generators(envs)}
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def restored(rows: Rows, agent: Any) -> int:
-    """Loads the newest file that can be read; the updates that were done by then."""
+    """Load the newest readable file; returns its number of updates."""
     files = {
         int(re.findall(r"\d+", path.stem)[-1]): path for path in rows.folder.glob("run/checkpoints/agent_[0-9]*.pt")
     }

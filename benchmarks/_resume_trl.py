@@ -1,7 +1,7 @@
 """TRL's GRPO with a language model of two layers, made here: `save_steps` and
 `trainer.train(resume_from_checkpoint=True)`.
 
-By hand: to begin anew where there is no checkpoint yet, which `get_last_checkpoint` tells.
+By hand: starting again without a checkpoint, by `get_last_checkpoint`.
 """
 
 import os
@@ -21,18 +21,19 @@ TIMES = ("time", "runtime", "per_second", "epoch", "flos", "num_tokens")
 
 
 def shares(completions: list[str], **_: Any) -> list[float]:
-    """The reward: how many of the words are among the first half of the vocabulary."""
+    """The reward: the share of words in the first half of the vocabulary."""
     return [sum(word in WORDS[3:18] for word in text.split()) / 8 for text in completions]
 
 
 class Writer(TrainerCallback):
-    """A row when the checkpoint of a step is written; `restored` before the first step, when generators are back."""
+    """A row when the checkpoint of a step is written; `restored` before the first step, when generators are
+    restored."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.waits = rows, rows.resume
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The trainer puts generators back just before."""
+        """The trainer restores generators just before."""
         if self.waits and state.global_step:
             self.rows.write("restored", state.global_step, **now(state, parts))
         self.waits = False
@@ -46,7 +47,7 @@ class Writer(TrainerCallback):
 
 
 def now(state: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """Of the parts that the trainer hands to callbacks."""
+    """The state of the parts that the trainer passes to callbacks."""
     optimizer = getattr(parts["optimizer"], "optimizer", parts["optimizer"])
     rates = [group["lr"] for group in optimizer.param_groups]
     return {

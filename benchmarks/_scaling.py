@@ -1,13 +1,12 @@
-"""How long an iteration takes on so many machines: a model from measured parts, to be asked before machines are rented.
+"""A model of the time of an iteration on several machines, from measured parts, to use before renting machines.
 
 Decisions that matter here:
-- the copies of an iteration are given, and shared among the env runners: what is predicted is the same work on more
+- the copies of an iteration are fixed, and shared among the env runners: the prediction is for the same work on more
   machines;
-- every part is measured on one machine by benchmarks/scaling.py; what more machines add is bytes over bandwidth, and
-  latencies;
+- every part is measured on one machine by benchmarks/scaling.py; more machines add bytes over bandwidth, and latencies;
 - nothing is fitted to the rows that the model is checked against: the parts come from the main process alone, from
   empty calls and from bare all-reduces;
-- a GPU is a factor that the user gives, since none was measured: a default would be an invention.
+- a GPU is a factor set by the user, since none was measured: there is no default.
 
 Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a
 node's CPUs take turns; sampling, learning and sending weights do not overlap, unless play is ahead; a node fetches an
@@ -29,14 +28,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Parts:
-    """What an iteration of one experiment is made of: seconds on one CPU thread, and bytes.
+    """The parts of an iteration of one experiment: seconds on one CPU thread, and bytes.
 
     copies: copies of the protocol in an iteration, all env runners together. epochs: passes over them.
     minibatch_copies: copies of a joint minibatch. sample_fixed_s, sample_copy_s: playing takes fixed + copies * copy.
     prepare_copy_s: per copy and learner, once per update, not shared among learners (rows, values, advantages).
     minibatch_fixed_s, minibatch_copy_s: one gradient step takes fixed + copies * copy. rest_s: the main process's own
-    bookkeeping. call_s: asking one more process and reading its answer. weights_s: taking weights from a learner and
-    putting them into runners, which do that at once. all_reduce_s: one all-reduce between two processes of a machine.
+    bookkeeping. call_s: calling one more process and reading its reply. weights_s: taking weights from a learner and
+    loading them into runners, in parallel. all_reduce_s: one all-reduce between two processes of a machine.
     rollout_copy_bytes: a played copy. weights_bytes: all weights, as sent. gradient_bytes: all gradients, as reduced.
     """
 
@@ -59,12 +58,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where it is to run.
+    """The machines.
 
     nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a
-    node. gpus: GPUs of a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the
-    part of learning that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one
-    message between nodes. ahead: runners play while learners learn (`play.max_staleness` 1).
+    node. gpus: GPUs of a node, used by learners. gpu_speedup: of a GPU over one CPU thread in the part of learning that
+    grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes.
+    ahead: runners play while learners learn (`play.max_staleness` 1).
     """
 
     nodes: int = 1
@@ -80,12 +79,11 @@ class Machines:
 
 @dataclass(frozen=True)
 class IterationTime:
-    """Seconds of an iteration, by what they are spent on.
+    """Seconds of an iteration, by part.
 
-    sample: playing. collect: asking runners and taking their rollouts in. learn: gradient steps, with what every
-    learner computes of all copies. hand_out: asking learners and sending the rollouts to them. reduce: all-reduces.
-    weights: back to the runners. rest: bookkeeping. beside: what is saved because playing is beside learning, a
-    negative number.
+    sample: playing. collect: calling runners and receiving their rollouts. learn: gradient steps, and each learner's
+    computations on all copies. hand_out: calling learners and sending them the rollouts. reduce: all-reduces. weights:
+    back to the runners. rest: bookkeeping. beside: the saving by playing beside learning, a negative number.
     """
 
     sample: float
@@ -99,12 +97,12 @@ class IterationTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The total."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes longest; with play ahead it is on the longer way of the two."""
+        """The longest part; with play ahead, on the longer of the two ways."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.beside:
             played, learned = ("sample", "collect"), ("learn", "hand_out", "reduce")
@@ -114,7 +112,7 @@ class IterationTime:
 
 
 def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
-    """The expected time of one iteration. Raises UserError when `machines` cannot be."""
+    """The expected time of one iteration. Raises UserError for impossible `machines`."""
     _check(machines)
     rollout_bytes = parts.copies * parts.rollout_copy_bytes
     handed = rollout_bytes * _others(machines, machines.learners)
@@ -132,8 +130,8 @@ def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
 
 
 def _saved(found: IterationTime, machines: Machines) -> float:
-    """By play beside learning: the shorter of the two, but no more than leaves the CPUs of the fullest node time for
-    what both compute."""
+    """The saving by play beside learning: the shorter of the two, but at most what the CPUs of the fullest node
+    allow."""
     played, learned = found.sample + found.collect, found.learn + found.hand_out + found.reduce
     busy = math.ceil((machines.runners + max(1, machines.learners)) / machines.nodes)
     alone_s = (
@@ -144,9 +142,9 @@ def _saved(found: IterationTime, machines: Machines) -> float:
 
 
 def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]]:
-    """The parts of an experiment, and the rows measured beside them, from a file that benchmarks/scaling.py wrote.
+    """The parts of an experiment, and the rows measured with them, from a file by benchmarks/scaling.py.
 
-    Raises UserError when the file is no such file or knows another experiment only.
+    Raises UserError for another kind of file, or one without the experiment.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -171,8 +169,7 @@ def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]
         ) from error
 
 
-# --------------------------------------------------------------------------------------------------------------- the
-# parts
+# ------------------------------------------------------------------------------------------------------------ the parts
 
 
 def _sample(parts: Parts, machines: Machines) -> float:
@@ -218,22 +215,22 @@ def _steps(parts: Parts) -> int:
 
 
 def _turns(machines: Machines, processes: int) -> float:
-    """How many times longer the processes of the fullest node take because they share its CPUs."""
+    """The factor by which the processes of the fullest node slow down because they share its CPUs."""
     return max(1.0, math.ceil(max(1, processes) / machines.nodes) / machines.cpus)
 
 
 def _others(machines: Machines, processes: int) -> int:
-    """How many nodes have such processes, besides the main process's node."""
+    """The number of nodes with such processes, apart from the main process's node."""
     return max(0, min(machines.nodes, processes) - 1)
 
 
 def _away(machines: Machines, processes: int) -> float:
-    """The share of such processes that is on other nodes than the main process."""
+    """The share of such processes on nodes other than the main process's."""
     return 1 - math.ceil(processes / machines.nodes) / processes if processes else 0.0
 
 
 def _network(machines: Machines, sent: float, processes: int) -> float:
-    """Seconds for so many bytes through the main process's network card, with a request and an answer."""
+    """Seconds for `sent` bytes through the main process's network card, with a request and a reply."""
     return 2 * machines.latency_s + sent / machines.bandwidth if _others(machines, processes) else 0.0
 
 
@@ -247,7 +244,7 @@ def _check(machines: Machines) -> None:
     if not machines.bandwidth > 0:
         raise UserError(f"bandwidth: got {machines.bandwidth}, must be above 0")
     if machines.ahead and not machines.runners:
-        raise UserError("ahead: nobody plays beside learners, use runners")
+        raise UserError("ahead: nothing plays beside learners, use runners")
     if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):
         raise UserError(
             "gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py"

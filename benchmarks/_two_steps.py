@@ -1,9 +1,8 @@
 """A claim of two steps, the smallest that can be split: for the equilibria of bisection and prover_estimator.
 
-Two states and a chain of two steps that stay where they are, from 0 to a claimed end, 0 (true) or 1. A prover says
-which state is half way, so that the left step, the right one, both or none of them are wrong. Who estimates says of
-each step that it is certain or impossible; who decides is shown whether the step that is left holds, what was said of
-it, and whether both were called certain.
+Two states and a chain of two steps that stay where they are, from 0 to a claimed end, 0 (true) or 1. A prover names the
+state half way, so that the left step, the right one, both or none are wrong. The estimator calls each step certain or
+impossible; the decider sees whether the remaining step holds, its estimate, and whether both were called certain.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class TwoStepsSettings:
-    """A claim of two steps: what a config can say of it."""
+    """Settings of the task: a claim of two steps."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -38,7 +37,7 @@ class TwoStepsSettings:
 
 
 class TwoSteps(Scenario):
-    """Instance i claims the end 1 - i % 2, true of odd ones. Symbols: a state; the half that is kept; of estimates 2
+    """Instance i claims the end 1 - i % 2, which is true for odd ones. Symbols: a state; the kept half; for estimates 2
     left + right."""
 
     name, num_symbols, held_out = "two_steps", 4, False
@@ -58,8 +57,8 @@ class TwoSteps(Scenario):
         return torch.arange(self.settings.num_instances, device=self.label_I.device)
 
     def _steps(self, id_N: Tensor, said: Dialogue) -> tuple[Tensor, Tensor, Tensor]:
-        """((N, 2) whether each step holds, (N, 2) what was said of each, (N,) which is kept), 0 or 1, and -1 where
-        nobody knows yet."""
+        """((N, 2) whether each step holds, (N, 2) the estimate of each, (N,) the kept one), 0 or 1, and -1 where
+        unknown."""
         said_NR = said.main.amax((2, 3, 4))
         middle_N, kept_N = said_NR[:, 0], said_NR[:, 1 + self.estimates]
         end_N = 1 - self.label_I[id_N]
@@ -69,7 +68,7 @@ class TwoSteps(Scenario):
         return holds_N2, said_N2, kept_N
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """ "features" (N, F): the round, and what the agent knows, 1 and -1 for yes and no; "legal" (N, S)."""
+        """ "features" (N, F): the round, and the agent's knowledge, 1 and -1 for yes and no; "legal" (N, S)."""
         holds_N2, said_N2, kept_N = self._steps(id_N, said.before(round_N))
         there_N1, row_N1 = kept_N[:, None] >= 0, kept_N.clamp(min=0)[:, None]
         if agent == self.protocol.verifier:
@@ -88,13 +87,13 @@ class TwoSteps(Scenario):
         }
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
-        """1 where what was said of the step that is kept is wrong, else 0."""
+        """1 if the estimate of the kept step is wrong, else 0."""
         holds_B2, said_B2, kept_B = self._steps(id_B, said)
         row_B1 = kept_B.clamp(min=0)[:, None]
         return (holds_B2.gather(1, row_B1) != said_B2.gather(1, row_B1)).float().squeeze(1)
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
-        """A perceptron that says what is legal."""
+        """A perceptron restricted to legal symbols."""
         settings = self.settings.agents.get(agent) or self.settings.agents.get("_default") or MessageAgentSettings()
         known = 3 if agent == self.protocol.verifier else 5
         with torch.random.fork_rng(devices=[]):
@@ -105,7 +104,7 @@ class TwoSteps(Scenario):
 
 
 class Stepper(MessageAgent):
-    """A `MessageAgent` with symbols that it may not say."""
+    """A `MessageAgent` with illegal symbols."""
 
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> Any:
         """See `MessageAgent`."""

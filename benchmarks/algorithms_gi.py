@@ -4,8 +4,8 @@ PPO's in one run.
     python benchmarks/algorithms_gi.py
     python benchmarks/algorithms_gi.py --rules pspg psos --iterations 5
 
-Memory is the peak of a process of its own for each rule while it trains two iterations, and by how much that is more
-than before (Linux). Prints medians and spreads, ratios to PPO, and the machine's yardstick.
+Memory is the peak of a separate process for each rule while it trains two iterations, and its increase (Linux). Prints
+medians and spreads, ratios to PPO, and the machine's yardstick.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What an examination of 1,000 held-out pairs and an attack cost; and how near attackers come to the exact worst case.
+"""The cost of an evaluation on 1,000 held-out pairs and of an attack; and the gap of attackers to the exact worst case.
 
     python benchmarks/attack.py runs/quickstart-seed0
     python benchmarks/attack.py --protocols [NAME ...] [--seeds 0 1 2] [--out FOLDER]
 
-The first takes a finished run: wall clock, processor time, and what was found. The second trains small agents under
-every protocol whose dialogues can all be tried and prints a table in Markdown: for each goal and seed the share judged
+The first takes a finished run: wall clock, processor time, and results. The second trains small agents under every
+protocol whose dialogues can be enumerated and prints a table in Markdown: for each goal and seed the share judged
 rightly against the trained attacker that counts, against that attacker when it searches (`evaluation.attack.search`),
 and against the best of all messages.
 """
@@ -56,14 +56,14 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "judge_panel": dict(name="judge_panel"),
     "judge_panel, by the mean": dict(name="judge_panel", panel_rule="mean"),
 }
-"""Graph isomorphism of seven and eight nodes, one message of each prover where there may be many."""
+"""Graph isomorphism of seven and eight nodes, with one message per prover if there may be many."""
 CHAINS: dict[str, dict[str, Any]] = {
     "bisection": dict(name="bisection", max_rounds=5),
     "bisection, verifier's halves": dict(name="bisection", max_rounds=5, half_chosen_by="verifier"),
     "nip on chains": dict(name="nip", **_AFTER),
     "prover_estimator": dict(name="prover_estimator", max_rounds=4),
 }
-"""State tracking over four moves; over two, where estimates are among what is said."""
+"""State tracking over four moves; over two, with estimates."""
 
 
 def settings(game: str, seed: int) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def settings(game: str, seed: int) -> dict[str, Any]:
 
 
 def compared(game: str, seed: int, folder: Path) -> dict[str, list[Any]]:
-    """Goal -> share judged rightly against (the trained attacker that counts, the one that searches, every message);
-    None where the tree is too large."""
+    """Goal -> share judged rightly against (the trained attacker that counts, the searching one, every message); None
+    if the tree is too large."""
     config: Any = config_from_dict(settings(game, seed))
     run = folder / f"{game}-{seed}".replace(" ", "_").replace(",", "")
     kept = folder / f"{run.name}.json"
@@ -160,7 +160,7 @@ def table(games: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
 
 
 def of_run(path: Path) -> None:
-    """Load the run's newest checkpoint, examine it as `nip-ray evaluate` does, and attack it as `--attack` does."""
+    """Load the run's newest checkpoint, evaluate it like `nip-ray evaluate`, and attack it like `--attack`."""
     folder = RunFolder.open(path)
     config = load_stored_config(folder.path / CONFIG)
     made, loading = measured(lambda: bench(folder.path, config, None, None))
@@ -180,7 +180,7 @@ def of_run(path: Path) -> None:
 
 
 def measured(function: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
-    """(what it returns, (seconds by the clock, seconds of this process's processors))."""
+    """(result, (wall seconds, processor seconds of this process))."""
     wall, processor = time.perf_counter(), time.process_time()
     found = function()
     return found, (time.perf_counter() - wall, time.process_time() - processor)
@@ -196,7 +196,7 @@ def interval(record: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
-    """One of the two."""
+    """Run one of the two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path, nargs="?")
     parser.add_argument("--protocols", nargs="*", choices=list(GRAPHS | CHAINS), metavar="NAME")

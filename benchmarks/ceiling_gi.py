@@ -4,9 +4,9 @@
     python benchmarks/ceiling_gi.py --full                 # the same with copies that play (nearly) all rounds
     python benchmarks/ceiling_gi.py --config message_game  # the message game
 
-Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and how far
-this is from what the machine could do: operations in products, also a second, kernels a gradient step (both by torch's
-own kernels), and one large product.
+Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and the
+machine's limits for comparison: operations in products, also per second, kernels per gradient step (both by torch's own
+kernels), and one large product.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def uncompiled(experiment: ExperimentConfig) -> list[str]:
-    """What has an experiment compute by torch alone, so that all of it is counted."""
+    """Overrides that make an experiment compute by torch alone, so that everything is counted."""
     return ["scenario.kernels=torch"] if hasattr(experiment.scenario, "kernels") else []
 
 

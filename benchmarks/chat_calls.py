@@ -1,11 +1,11 @@
-"""What our part of a chat call costs: recorded, limited and budgeted calls against the bare SDK, in one run, in turns.
+"""The cost of our part of a chat call: recorded, limited and budgeted calls against the bare SDK, in one run, in turns.
 
     python benchmarks/chat_calls.py
     python benchmarks/chat_calls.py --calls 500 --repeats 1
     python benchmarks/chat_calls.py --shared            # limits and budget kept by Ray actors
 
 A server in a process of its own answers after `--latency-ms`. Prints calls per second and processor time of this
-process per call: of the SDK's documented method, of the SDK used as we use it, and of all of ours; and what ours adds.
+process per call: of the SDK's documented method, of the SDK as we use it, and of our client; and the difference.
 """
 
 import argparse
@@ -75,7 +75,7 @@ async def compare(url: str, arguments: argparse.Namespace) -> None:
 
 
 async def sdk_typed(provider: OpenAIProvider, repeat: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """`chat.completions.create` of a client as it comes."""
+    """`chat.completions.create` of a default client."""
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=provider.base_url, max_retries=0)
@@ -90,7 +90,7 @@ async def sdk_typed(provider: OpenAIProvider, repeat: int, arguments: argparse.N
 
 
 async def sdk_post(provider: OpenAIProvider, repeat: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """The SDK as we set it up and use it, with nothing of ours around it."""
+    """The SDK as we configure and use it, without our code around it."""
     import httpx2
 
     client = openai_client(provider, arguments.in_flight)
@@ -105,7 +105,7 @@ async def sdk_post(provider: OpenAIProvider, repeat: int, arguments: argparse.Na
 
 
 async def ours(provider: OpenAIProvider, repeat: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Recorded, limited, budgeted. The records must tell what was spent."""
+    """Recorded, limited, budgeted. The records must have the spending."""
     limiter, budget, spending = shared(provider, repeat) if arguments.shared else alone()
     with tempfile.TemporaryDirectory() as folder:
         chat = OpenAIChat(provider, limiter, budget, max_in_flight=arguments.in_flight)

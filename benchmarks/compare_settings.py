@@ -4,7 +4,7 @@
     python benchmarks/compare_settings.py --other runtime.num_threads=1 --both scenario.kernels=torch
 
 Prints the medians, the spread (smallest to largest) and the median of the ratios (of the first to the second, above 1
-where the second is faster). Everybody always learns.
+if the second is faster). All agents always learn.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""What a prover is worth on handwritten digits: held-out accuracy of one small verifier alone, with a random prover,
-and under nip.
+"""The value of a prover on handwritten digits: held-out accuracy of one small verifier alone, with a random prover, and
+under nip.
 
     python benchmarks/digits.py
     python benchmarks/digits.py --seeds 0 --players nip debate
@@ -30,7 +30,7 @@ SHOWN = ("accuracy", "completeness", "soundness")
 
 
 def main() -> None:
-    """Train and examine all."""
+    """Train and evaluate all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--players", nargs="*", choices=list(PLAYERS), default=["alone", "random prover", "nip"])
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def examined(folder: Path) -> dict[str, float | list[float]]:
-    """Of the last evaluation, the most likely actions: each share, and the interval of the first."""
+    """Shares of the last evaluation, with the most likely actions, and the interval of the first."""
     found = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["greedy"]
     records = {key: found[f"verifier/{key}"] for key in SHOWN}
     interval = [round(records[SHOWN[0]][end], 3) for end in ("lower", "upper")]

@@ -5,9 +5,9 @@
 
 Host and agent have 22 hidden layers each (128, twenty times 256, 128, batch norms; 1.3 million parameters), three
 dimensions, 20 points. A step is a gradient step of each on 256 transitions; after every tenth 20 games of at most 10
-rounds are played for each. The plain loop does what an obvious program does: Adam and target updates parameter by
-parameter, target networks on batch statistics, no masks, and roll-outs of one role after the other by the obvious
-tensor version of the rules.
+rounds are played for each. The plain loop is the straightforward program: Adam and target updates parameter by
+parameter, target networks on batch statistics, no masks, and roll-outs of one role after the other by the
+straightforward tensor version of the rules.
 """
 
 import argparse
@@ -41,7 +41,7 @@ LAYERS = [
 
 
 def experiment(steps: int, **changes: object) -> ExperimentConfig:
-    """What is timed: iterations of so many steps. changes: other settings of the rule."""
+    """The timed experiment: iterations of `steps` steps. changes: other settings of the rule."""
     role = {
         "gamma": GAMMA,
         "batch_size": BATCH,
@@ -76,7 +76,7 @@ def experiment(steps: int, **changes: object) -> ExperimentConfig:
 
 
 def network(role: str) -> nn.Sequential:
-    """The same layers, without anything around them."""
+    """The same layers without wrappers."""
     widths = [INPUTS[role], 128, *[256] * 20, 128]
     layers: list[nn.Module] = []
     for a, b in pairwise(widths):
@@ -85,7 +85,7 @@ def network(role: str) -> nn.Sequential:
 
 
 class Plain:
-    """The same rule as one obvious loop."""
+    """The same rule as one straightforward loop."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ class Plain:
             self.roll_out(role, 100)
 
     def steps(self, count: int) -> None:
-        """So many trainer steps."""
+        """Do `count` trainer steps."""
         for _ in range(count):
             for role in ROLES:
                 if self.t % TARGET_EVERY == 0:
@@ -180,7 +180,7 @@ class Plain:
 
 
 def main() -> None:
-    """Ours as published, with bfloat16, and with double learning, each beside the plain loop."""
+    """Ours as published, with bfloat16, and with double learning, each against the plain loop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50, help="in a turn, a multiple of 10")
     parser.add_argument("--repeats", type=int, default=7)
@@ -203,7 +203,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     turns: dict[str, Callable[[], object]] = {"plain loop": lambda: plain.steps(arguments.steps)}
-    torch.use_deterministic_algorithms(False)  # RLlib asks for it; the plain loop need not pay for that
+    torch.use_deterministic_algorithms(False)  # RLlib sets it; the plain loop need not pay for that
     turns |= {name: algorithm.train for name, algorithm in algorithms.items()}
     rates: dict[str, list[float]] = {name: [] for name in turns}
     for repeat in range(arguments.repeats + 1):

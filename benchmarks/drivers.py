@@ -1,13 +1,13 @@
-"""The drivers' figures in one command: env steps a second on CartPole-v1, and seconds to a mean return of 475.
+"""The drivers' benchmarks in one command: env steps a second on CartPole-v1, and seconds to a mean return of 475.
 
 python benchmarks/drivers.py
 
 PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not
 counted. Learners of the parallel driver have a thread each; otherwise torch has --threads. Figures are medians of
---repeat measurements. `seed` is what skrl, whose trainers these drivers follow, does on two quiet cores; `times_seed`
-is the ratio, which means something only where the machine is as fast and as quiet. With --beside skrl is measured after
-each of ours; `times_beside` is the median ratio of the two. Time to threshold: mean of the last 50 training episodes,
-16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves it out.
+--repeat measurements. `seed` is the result of skrl, whose trainers these drivers follow, on two quiet cores;
+`times_seed` is the ratio, which is only meaningful on an equally fast and quiet machine. With --beside skrl is measured
+after each of ours; `times_beside` is the median ratio of the two. Time to threshold: mean of the last 50 training
+episodes, 16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves it out.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SEED_SOLVES_S = {0: 18.8, 1: 57.9, 2: 17.3}
 
 @dataclass(frozen=True)
 class Case:
-    """One driver on so many copies. seed: the reference's env steps a second (None: it has no such thing)."""
+    """One driver with a number of copies. seed: the reference's env steps a second (None: it has no such driver)."""
 
     driver: str
     copies: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """A title for readers."""
         shared = ", one environment" if self.shared else ""
         return (
             f"drivers: {self.driver}, {self.copies} copies, {self.learners} learner{'s' * (self.learners > 1)}{shared}"
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def rate(case: Case, updates: int) -> float:
-    """Env steps a second after the warm-up. Each learner has 2048 transitions an update; learners together make
+    """Env steps a second after the warm-up. Each learner has 2048 transitions per update; learners together make
     `updates` of them."""
     rollouts = 2048 * case.learners // case.copies
     timesteps = rollouts * (WARM_UP + max(1, updates // case.learners))

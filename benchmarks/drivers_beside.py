@@ -1,6 +1,6 @@
-"""The same figures of skrl, whose trainers the drivers follow, so that both can be measured in turn on one machine:
-`--beside` of benchmarks/drivers.py. skrl is no dependency of this package; `pip install --target DIR skrl tensorboard`
-keeps it apart, PYTHONPATH=DIR.
+"""The same benchmarks of skrl, whose trainers the drivers follow, so that both can be measured in turns on one machine:
+`--beside` of benchmarks/drivers.py. skrl is not a dependency of this package; `pip install --target DIR skrl
+tensorboard` keeps it apart, PYTHONPATH=DIR.
 
 CartPole-v1, policy and value nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts, logging off: as
 section 8.1 of the reference measurements and as the drivers' own cases.
@@ -17,7 +17,7 @@ WARM_UP = 2  # updates
 
 
 def rate(copies: int, learners: int, updates: int) -> float:
-    """Env steps a second of skrl's sequential trainer, after a warm-up. Raises ImportError where there is no skrl."""
+    """Env steps a second of skrl's sequential trainer, after a warm-up. Raises ImportError without skrl."""
     import skrl
     from skrl.envs.wrappers.torch import wrap_env
     from skrl.trainers.torch import SequentialTrainer

@@ -1,13 +1,12 @@
-"""How near training comes to an equilibrium, under every protocol, in the smallest games: exactly, from all dialogues.
-They are haystacks of two places, for the protocols that split a claim a claim of two steps, and the message game with
-two secrets.
+"""The exact distance of trained agents from an equilibrium, under every protocol, in the smallest games: haystacks of
+two places, a claim of two steps for protocols that split a claim, and the message game with two secrets.
 
     python benchmarks/equilibria.py [--seeds 3] [--iterations N] [--protocols NAME ...]
 
-Prints a table in Markdown: what the verifier is paid in equilibria in pure strategies (least, most; in the mixed one
-where there is none), and of each seed what it is paid after training, the largest regret (what one agent could gain by
-its best answer, in per cent of what its table of payments spans) and the distance to the nearest of these equilibria
-(the largest difference between returns, in the same unit).
+Prints a table in Markdown: the verifier's return in equilibria in pure strategies (minimum, maximum; in the mixed one
+if there is none), and for each seed its return after training, the largest regret (an agent's gain from its best
+response, in per cent of the range of its table of payments) and the distance to the nearest of these equilibria (the
+largest difference between returns, in the same unit).
 """
 
 import argparse
@@ -50,14 +49,14 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 ALGORITHM: dict[str, Any] = dict(name="ppo", lr=1e-2, minibatch_size=256)
 TWO_FACED = ("consultancy, one prover", "helpful_sneaky")
-"""A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three
-of its four cases where it learns too fast, or explores too little."""
+"""A prover whose messages are opposite in its two roles learns an exclusive or, and settles on three of its four cases
+if it learns too fast, or explores too little."""
 SPLIT = ("bisection", "bisection, verifier's halves", "prover_estimator")
 SLOW: dict[str, Any] = dict(lr=2e-3, entropy_coefficient=0.05)
 MIXED = {"bisection, verifier's halves": {"prover": 0.75, "verifier": 0.5}}
-"""Games without a pure equilibrium -> returns in the one they have. The half is drawn evenly, and so is the step in
-which a lie is wrong: it passes half of the time, and true claims always. Learning goes round it, or past it where units
-saturate, unless an entropy bonus pulls to the middle, the learning rate falls, and units are ReLU."""
+"""Games without a pure equilibrium -> returns in the mixed one. The half is uniform, and so is the step in which a lie
+is wrong: it passes half of the time, and true claims always. Learning circles it, or passes it if units saturate,
+unless an entropy bonus pulls to the middle, the learning rate falls, and units are ReLU."""
 TO_REST: dict[str, Any] = dict(
     num_epochs=1,
     minibatch_size=3072,
@@ -92,7 +91,7 @@ def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
 
 
 def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: bool = False) -> GameTree:
-    """All dialogues about the training instances: equal ones once, as often as they occur."""
+    """All dialogues about the training instances: equal ones once, with their frequency."""
     ids = scenario.ids("train")
     content = getattr(scenario, "hay_IP", scenario.label_I[:, None])[ids]
     kinds, kind_I, count_K = torch.unique(content, dim=0, return_inverse=True, return_counts=True)
@@ -101,8 +100,8 @@ def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: boo
 
 
 def measured(game: str, seed: int, iterations: int | None = None) -> tuple[GameTree, Tensor, Tensor]:
-    """(the tree of the trained agents, returns (E, A) in the pure equilibria or the mixed one, what each table of
-    payments spans (A,))."""
+    """(the tree of the trained agents, returns (E, A) in the pure equilibria or the mixed one, the range of each table
+    of payments (A,))."""
     usual = 1500 if game in MIXED else 200 if game in TWO_FACED else 100
     with tempfile.TemporaryDirectory() as folder:
         config: Any = config_from_dict(settings(game, seed, iterations or usual))

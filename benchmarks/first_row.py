@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def first_row(name: str) -> float:
-    """Seconds until `metrics.jsonl` has something."""
+    """Seconds until `metrics.jsonl` has a row."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "run" / "metrics.jsonl"
         command = [NIP_RAY, "train", str(ROOT / "tune_configs" / f"{name}.yaml")]

@@ -1,21 +1,19 @@
-"""Whether the working tree has become slower than another commit: both timed side by side, and exit status 1 where that
-is certain.
+"""Check whether the working tree is slower than another commit: both are timed side by side, with exit status 1 if it
+certainly is.
 
     make bench-gate BASE=HEAD~3
     python benchmarks/gate.py --base HEAD~3 --cases play chat_calls --record pairs.json
     python benchmarks/gate.py --trials 1000 pairs.json   # how often it is right, from recorded pairs of equal commits
 
 Decisions that matter here:
-- a pair is one fresh process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours): what
-  the machine does meanwhile meets both. Addresses are not randomised where `setarch` is there, since the luck of a
-  process's layout is most of the noise between pairs. What counts is the logarithm of the ratio of medians, and of all
-  pairs the mean without the lowest and highest fifth, since now and then the machine disturbs one of them by a sixth;
-- two clocks: wall seconds, which see waiting, and processor seconds, which other programs hardly disturb. A case is
-  slower where by one of them this ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a
-  difference that is both large and not noise. How often that is right is found by resampling recorded pairs, not
-  assumed;
-- the base is checked out beside and run by the same interpreter and the same cases; what it compiles it compiles while
-  warming up.
+- a pair is one new process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours), so that
+  other load affects both. Addresses are not randomised if `setarch` exists, since a process's random layout is most of
+  the noise between pairs. The result is the logarithm of the ratio of medians, and over all pairs the mean without the
+  lowest and highest fifth, since occasionally the machine disturbs one of them by a sixth;
+- two clocks: wall seconds, which include waiting, and processor seconds, which other programs hardly disturb. A case is
+  slower if by one of them this ratio is above 1.03 and the lower end of its bootstrap interval above 1: large, and not
+  noise. The error rate is measured by resampling recorded pairs;
+- the base is checked out separately and run by the same interpreter and cases; it compiles during the warm-up.
 """
 
 import argparse
@@ -41,7 +39,7 @@ TRIMMED = 0.2
 CLOCKS = ("wall", "processor")
 TURNS, TURNS_OF_OTHERS = {"first_row": 1, "play": 12, "chat_calls": 12}, 8
 SETARCH = shutil.which("setarch")
-# a pair before the first one that counts: their processes do not warm up, and the base has nothing compiled
+# a pair before the first one that counts: it has no warm-up, and the base has nothing compiled
 COLD = ("first_row",)
 RESAMPLES = 2000
 Pairs = list[tuple[float, float]]
@@ -49,14 +47,14 @@ Pairs = list[tuple[float, float]]
 
 
 def main() -> None:
-    """Time and judge, or say how often the judgement is right."""
+    """Time and judge, or report the error rates of the judgement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="HEAD", help="The commit to compare the working tree with.")
     parser.add_argument("--pairs", type=int, default=12, help="Pairs of each case.")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--record", type=Path, help="Write the pairs here.")
     parser.add_argument("--trials", type=int, help="Do not time: resample the pairs recorded in FILE so often.")
-    parser.add_argument("file", type=Path, nargs="?", help="What --record wrote, of two equal commits.")
+    parser.add_argument("file", type=Path, nargs="?", help="A file by --record, of two equal commits.")
     arguments = parser.parse_args()
     if (arguments.trials is None) != (arguments.file is None):
         parser.error("--trials N takes a FILE that --record wrote, and FILE takes --trials")
@@ -72,7 +70,7 @@ def main() -> None:
 
 
 def commit_of(name: str) -> str:
-    """The hash of a commit; ends the program where there is none of this name."""
+    """The hash of a commit; ends the program if there is none of this name."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
     asked = subprocess.run(command, capture_output=True, text=True)
     if asked.returncode:
@@ -81,7 +79,7 @@ def commit_of(name: str) -> str:
 
 
 def measure(commit: str, cases: Sequence[str], count: int) -> dict[str, Pairs]:
-    """Case -> its pairs, the working tree against the commit; each case is told when it is done."""
+    """Case -> its pairs, the working tree against the commit; each case is reported when it is done."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -124,7 +122,7 @@ class Timed:
         )
 
     def wait(self) -> str:
-        """The next line it says; ends the program where there is none."""
+        """Its next line; ends the program if there is none."""
         assert self.process.stdout is not None
         if not (line := self.process.stdout.readline()):
             sys.exit(f"error: {self.name} cannot be timed:\n{self.process.communicate()[1][-2000:]}")
@@ -138,7 +136,7 @@ class Timed:
         self.seconds.append(tuple(map(float, self.wait().split())))
 
     def end(self) -> list[tuple[float, ...]]:
-        """End it; the seconds of all units, by both clocks."""
+        """End it; return the seconds of all units, by both clocks."""
         self.process.communicate()
         return self.seconds
 
@@ -151,7 +149,7 @@ def interval(log_K: np.ndarray) -> tuple[float, float, float]:
 
 
 def is_slower(pairs: Pairs) -> bool:
-    """Whether there is a slowdown that is both large and not noise, by either clock."""
+    """True if there is a slowdown that is both large and not noise, by either clock."""
     found = [interval(log_K) for log_K in np.array(pairs).T]
     return any(ratio > LIMIT and low > 1 for ratio, low, _ in found)
 
@@ -169,8 +167,8 @@ def told(case: str, pairs: Pairs) -> str:
 
 
 def error_rates(found: dict[str, Pairs], count: int, trials: int) -> dict[str, Any]:
-    """From pairs of equal commits: how often a planted slowdown is found in each case, and how often a run of all cases
-    cries wolf."""
+    """From pairs of equal commits: the detection rate of a planted slowdown in each case, and the false alarm rate of a
+    run of all cases."""
     generator = np.random.default_rng(0)
     caught, wrong_T = dict[str, float](), np.zeros(trials, dtype=bool)
     for case, pairs in found.items():

@@ -1,11 +1,11 @@
 """The batched core and the PPO update on one device, without Ray: message game and the published graph isomorphism
 setting.
 
-    python benchmarks/gpu_core.py --copies 512 4096 16384      # on a GPU where there is one: every row, by one command
+    python benchmarks/gpu_core.py --copies 512 4096 16384      # on a GPU if there is one: every row, by one command
     python benchmarks/gpu_core.py --device cpu                 # the same on the CPU
 
 Needs torch, pydantic and PyYAML. A row for each way, in turns: eager, and with --compile networks in torch.compile.
-Medians of play and of learning, kernels a round and a gradient step, and how much faster than eager.
+Medians of play and of learning, kernels per round and per gradient step, and the speed-up over eager.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Minutes until a verifier of graph isomorphism is right about held-out pairs: `gi_fast.yaml` on the published test
-split, fresh seeds.
+"""Minutes until a verifier of graph isomorphism reaches the published held-out accuracy: `gi_fast.yaml` on the
+published test split, new seeds.
 
     python benchmarks/headline.py --test PUBLISHED_TEST.npz --seeds 100 101 102 103 104
 
 Everything counts from the start of `nip-ray train` on: imports, making pairs, pretraining, evaluations. A seed is done
 when greedy held-out accuracy (undecided counted as wrong) has been at least 0.945, the published figure, at three
 evaluations running, of which there is one every ten iterations; its time is that of the first of the three. A run that
-never gets there is shown with what it reached.
+does not reach it is shown with its accuracy.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def until_right(seed: int, settings: list[str]) -> dict[str, Any]:
-    """Minutes, or none where the run ended without it; and held-out accuracy at each evaluation that was made."""
+    """Minutes, or none if the run ended without it; and held-out accuracy at each evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "run" / "metrics.jsonl"
         command = [NIP_RAY, "train", str(ROOT / "tune_configs" / "gi_fast.yaml")]

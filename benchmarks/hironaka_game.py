@@ -5,9 +5,8 @@ run.
     python benchmarks/hironaka_game.py --games 1024 --repeats 5 --threads 1 --cpu-time
 
 Three dimensions, 20 points, fresh games, at most 10 rounds; counted are transitions of games that were open before the
-round. The straightforward version does what the rules say with a (B, m, m, d) difference tensor in every step, keeps
-finished games in the batch, sorts features by the first coordinate and asks the host a second time for the agent's next
-observation.
+round. The straightforward version uses a (B, m, m, d) difference tensor in every step, keeps finished games in the
+batch, sorts features by the first coordinate and queries the host a second time for the agent's next observation.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def network(inputs: int, outputs: int) -> nn.Module:
 
 
 class NetworkPlayer(Player):
-    """A network of the features, and of what the host chose."""
+    """A network of the features, and of the host's choice."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(DIMENSION)
@@ -61,7 +60,7 @@ def players(kind: str) -> tuple[Player, Player]:
 
 
 class Straightforward:
-    """The same game, one obvious tensor operation after the other."""
+    """The same game, one straightforward tensor operation after the other."""
 
     def __init__(self, host: Player, agent: Player, draw: torch.Generator) -> None:
         self.host, self.agent, self.draw = host, agent, draw
@@ -69,7 +68,7 @@ class Straightforward:
 
     @torch.no_grad()
     def roll_out(self, games: int, role: Role, epsilon: float) -> int:
-        """Transitions kept."""
+        """Return the number of kept transitions."""
         points = self.reduce(torch.randint(20, (games, POINTS, DIMENSION), generator=self.draw).float())
         kept, total = [], 0
         for _ in range(ROUNDS):

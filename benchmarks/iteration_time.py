@@ -40,7 +40,7 @@ def main() -> None:
 def show(parts: scaling.Parts, arguments: argparse.Namespace) -> None:
     """One line for everything in one process, then one for each number of nodes; milliseconds."""
     cases = [scaling.Machines(cpus=arguments.cpus)] + [_machines(nodes, arguments) for nodes in arguments.nodes]
-    # all of them before anything is printed: one may be refused
+    # all before printing: one may be refused
     found = [scaling.iteration_time(parts, machines) for machines in cases]
     size = f"{parts.copies} copies, {parts.epochs} epochs in minibatches of {parts.minibatch_copies} copies"
     names = [field.name for field in fields(scaling.IterationTime)]

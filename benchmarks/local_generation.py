@@ -4,9 +4,9 @@ clients at once.
     python benchmarks/local_generation.py [--clients 16] [--requests 48] [--threads 2]
 
 Both sides of the ratio come from one process, one engine and the same requests, and are measured in turns: three of
-each, medians. Each side begins with empty slots, so neither profits from what the other computed. The last figure is
-the cost of one iteration of expert iteration: dialogues of three calls each under a system prompt of about 2,000 bytes,
-with replies of 40 tokens.
+each, medians. Each side begins with empty slots, so neither profits from the other's cache. The last number is the cost
+of one iteration of expert iteration: dialogues of three calls each under a system prompt of about 2,000 bytes, with
+replies of 40 tokens.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TEXT = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "do
 
 
 def chat(number: int, system_bytes: int, user_bytes: int) -> list[dict[str, str]]:
-    """A chat of which no other has the same system prompt."""
+    """A chat with a unique system prompt."""
     start = 1 + number * 997 % (len(TEXT) - system_bytes - user_bytes)
     middle = start + system_bytes
     return [
@@ -39,13 +39,13 @@ def chat(number: int, system_bytes: int, user_bytes: int) -> list[dict[str, str]
 def requests(
     engine: Engine, count: int, system_bytes: int, user_bytes: int, max_tokens: int
 ) -> list[GenerationRequest]:
-    """Requests whose replies do not end early (the likelihood of the end is as small as that of any token)."""
+    """Requests whose replies do not end early (the end is as unlikely as any token)."""
     prompts = [engine.chat.prompt(chat(number, system_bytes, user_bytes)) for number in range(count)]
     return [GenerationRequest(prompt, max_tokens, seed=number) for number, prompt in enumerate(prompts)]
 
 
 def run(engine: Engine, wanted: list[GenerationRequest], clients: int) -> float:
-    """Generated tokens per second by so many clients, each of which waits for its reply before it asks again."""
+    """Generated tokens per second with `clients` clients, each of which waits for its reply before the next request."""
     forget(engine)
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
@@ -54,7 +54,7 @@ def run(engine: Engine, wanted: list[GenerationRequest], clients: int) -> float:
 
 
 def forget(engine: Engine) -> None:
-    """Nothing that was computed before is reused."""
+    """Clear all caches."""
     engine.batch.forget()
 
 
@@ -84,7 +84,7 @@ def prefill(engine: Engine) -> float:
 
 
 def dialogues(engine: Engine, count: int = 64, calls: int = 3) -> float:
-    """Seconds for so many dialogues of three calls, each call with all that was said before, all dialogues at once."""
+    """Seconds for `count` dialogues of three calls, each call with all earlier messages, all dialogues at once."""
     chats = [chat(number, 2000, 100) for number in range(count)]
     forget(engine)
 

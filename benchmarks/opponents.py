@@ -1,5 +1,5 @@
-"""What opponents from the past do for networks: how exploitable two players of a matrix game stay, and whom a verifier
-has forgotten.
+"""The effect of past opponents on networks: the exploitability of two players of a matrix game, and the provers that a
+verifier has forgotten.
 
     python benchmarks/opponents.py rock_paper_scissors --seeds 0 1 2
     python benchmarks/opponents.py matching_pennies --seeds 0 1 2 --arms past plain
@@ -67,7 +67,7 @@ def matrix_game(game: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def message_game(arm: str, seed: int) -> dict[str, Any]:
-    """How right the final verifier is with every prover of the run."""
+    """The final verifier's accuracy with every prover of the run."""
     keys = ("iterations=150", f"seed={seed}", "checkpoint.interval=10", "checkpoint.keep=null", "runtime.num_threads=1")
     made = config("message_game", *keys, *MESSAGE_ARMS[arm])
     with tempfile.TemporaryDirectory() as folder:
@@ -83,8 +83,8 @@ def message_game(arm: str, seed: int) -> dict[str, Any]:
 
 
 def first_prover(seed: int) -> dict[str, Any]:
-    """A fresh verifier that learns against the frozen prover of iteration 10 alone: how right can one be with that
-    prover?"""
+    """A new verifier that learns against the frozen prover of iteration 10 alone: the accuracy that is possible with
+    that prover."""
     keys = (f"seed={seed}", "checkpoint.interval=10", "runtime.num_threads=1")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -100,7 +100,7 @@ def first_prover(seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the arms that are asked for, seed by seed."""
+    """Run the requested arms, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("game", choices=["rock_paper_scissors", "matching_pennies", "message_game"])
     parser.add_argument(

@@ -7,7 +7,7 @@ A transformer of 86,000 parameters and a word tokenizer; dialogues of two turns,
 replies of at most 3. `group` dialogues are about the same item. Plain: transformers' `generate` on the padded batch,
 then one padded forward and backward pass in torch for each turn's tokens, the same loss and optimizer. Both sides learn
 from the same number of tokens in the same process, in turns, five of each, medians. `share`: of our iteration's time,
-what passes in the model's forward and backward.
+in the model's forward and backward.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def chats(count: int, group: int, seed: int) -> list[Chat]:
 
 
 def ours(model: PolicyModel, count: int, group: int, seed: int) -> int:
-    """One iteration; returns the tokens that were drawn."""
+    """One iteration; returns the number of sampled tokens."""
     talks, turns, draw = chats(count, group, seed), [], Random(seed)
     for round_ in range(2):
         requests = [
@@ -133,7 +133,7 @@ def plain(model: Any, chat: Any, optimizer: torch.optim.Optimizer, count: int, g
 
 
 def share(model: PolicyModel, count: int, group: int) -> float:
-    """The part of an iteration's time that passes in forward and backward."""
+    """The share of an iteration's time in forward and backward."""
     spent, forward, backward = 0.0, model._model.forward, torch.Tensor.backward
 
     def watched(function: Any) -> Any:

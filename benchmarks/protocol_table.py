@@ -9,9 +9,9 @@ recorded as they end.
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
 Tuning of digits holds training images out. PPO alone has neither the search nor the gradient of every verdict, encodes
-all channels at once, and has twice the episodes, so that it has at least as much time. What has ended stands in
-`benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread over
-many days and machines. An interrupted command continues with the trials that had not ended.
+all channels at once, and has twice the episodes, so that it has at least as much time. Finished trials are in
+`benchmarks/protocols_TASK.json`, with their settings, and are not run again: so the trials may be spread over many days
+and machines. An interrupted command continues with the unfinished trials.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from _protocol_table_page import write_page
 from PIL import Image
 
 RATES = {"gi": (3e-4, 6e-4, 1.2e-3, 2.4e-3), "digits": (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)}
-"""Task -> learning rates that are tried for PPO alone."""
+"""Task -> learning rates tried for PPO alone."""
 SEEDS = {"tune": (90, 91, 92), "train": (400, 401, 402, 403, 404), "plain": (400, 401, 402, 403, 404)}
 PARTS = tuple(SEEDS)
 KEPT = ("estimate", "lower", "upper", "n")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def training_digits(out: Path) -> Path:
-    """A file of the training images alone, of which tuning holds a share out, so that it never sees the test images."""
+    """A file of only the training images, of which tuning holds a share out, so that it never sees the test images."""
     from nip_ray.scenarios.image_classification.images import load_images
     from nip_ray.settings.image_classification import ImageDataSettings
 
@@ -107,7 +107,7 @@ def png(pixels_HW: Any) -> bytes:
 def missing(
     task: str, command: str, seed: int, held_out: Mapping[str, str], cases: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of
+    """The sweep of the trials of a seed that are not recorded; {} if none is missing. held_out: changes of
     scenario.data."""
     data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
     known, usual = recorded(task), float(data["algorithm"]["lr"])
@@ -131,7 +131,7 @@ def missing(
 
 
 def alone(data: dict[str, Any]) -> dict[str, Any]:
-    """The config for PPO alone: see above."""
+    """The config for PPO alone; see the module."""
     changed = laid_over(data, {"iterations": 2 * data["iterations"], "algorithm": {"verdict_gradient": "sampled"}})
     changed["search"] = None
     every = [changed, *changed["sweep"]["cases"].values()]
@@ -141,8 +141,7 @@ def alone(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def tuned(rows: Sequence[Mapping[str, Any]], case: str, usual: float) -> float:
-    """The learning rate with the best median accuracy over the tuning seeds; `usual` where the protocol was not
-    tuned."""
+    """The learning rate with the best median accuracy over the tuning seeds; `usual` if the protocol was not tuned."""
     found: dict[float, list[float]] = {}
     for row in rows:
         if row["case"] == case:
@@ -160,7 +159,7 @@ def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
-    """Run the sweep, and record what has ended, also where the sweep is interrupted."""
+    """Run the sweep, and record finished trials, also if the sweep is interrupted."""
     earlier = set(folder.parent.glob(f"{folder.name}*/sweep.yaml"))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         sweep["sweep"]["storage_path"] = str(folder.parent)
@@ -189,7 +188,7 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
 
 
 def record(folder: Path, task: str, command: str) -> None:
-    """Add the trials of a sweep's folder that have ended."""
+    """Record the finished trials of a sweep's folder."""
     known = recorded(task)
     rows = known[command]
     seen = {(row["case"], row["lr"], row["seed"]) for row in rows}
@@ -205,7 +204,7 @@ def record(folder: Path, task: str, command: str) -> None:
 
 
 def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
-    """A row for each trial that was played to its end and examined."""
+    """A row for each trial that was played to its end and evaluated."""
     for place in sorted((folder / "trials").glob("*/run.json")):
         found, run_dir = json.loads(place.read_text()), place.parent
         if not found.get("finished") or not (run_dir / "evaluation.json").exists():
@@ -239,8 +238,8 @@ def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
 
 
 def completeness_error(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The share of true claims that are not accepted over all messages, else under the attacker chosen; empty where
-    nobody attacks them."""
+    """The share of true claims that are not accepted over all messages, else under the chosen attacker; {} if no agent
+    attacks them."""
     every = document.get("attack", {}).get("completeness", {}).get("every_message")
     right = every or document.get("completeness_under_attack")
     if right is None:
@@ -261,7 +260,7 @@ def case_of(folder: Path, trial: str) -> str:
 
 
 def rounds_of(config: Mapping[str, Any]) -> int:
-    """Rounds of an episode, all of which have the same number."""
+    """Rounds of an episode; all have the same number."""
     fixed = {"adp": 2, "merlin_arthur": 2, "helpful_sneaky": 2, "solo_verifier": 1}
     protocol = config["protocol"]
     return fixed.get(protocol["name"]) or protocol["max_rounds"]
@@ -273,13 +272,13 @@ def kept(figure: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def recorded(task: str) -> dict[str, list[dict[str, Any]]]:
-    """What has ended so far."""
+    """The finished trials so far."""
     written = json.loads(record_of(task).read_text()) if record_of(task).exists() else {}
     return {part: written.get(part, []) for part in PARTS}
 
 
 def record_of(task: str) -> Path:
-    """The file of what has ended."""
+    """The file of finished trials."""
     return ROOT / "benchmarks" / f"protocols_{task}.json"
 
 

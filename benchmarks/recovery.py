@@ -1,4 +1,4 @@
-"""Seconds that a run needs to continue after something of it was killed.
+"""Seconds that a run needs to continue after one of its processes was killed.
 
     python benchmarks/recovery.py --out recovery.json     # both experiments, five kills of each kind
     python benchmarks/recovery.py --quick                 # the message game, one kill of each kind: does it work?
@@ -6,10 +6,9 @@
 Decisions that matter here:
 - processes are killed with SIGKILL while they work, at a random moment of an iteration, and the clock starts at the
   kill;
-- "next" is the end of the first iteration that was finished after the kill, "whole" is when all env runners answer
-  again;
-- beside them stands the median of an undisturbed iteration: what a kill costs is next less than one of those;
-- one thread a process, and Ray on this machine: what a network adds is not in it, nor how long a cloud needs for
+- "next" is the end of the first iteration finished after the kill, "whole" is when all env runners answer again;
+- the median of an undisturbed iteration is listed too: the cost of a kill is "next" less one of those;
+- one thread per process, and Ray on this machine: network costs are not included, nor the time a cloud needs for
   another machine.
 """
 
@@ -60,7 +59,7 @@ def experiment(name: str, *overrides: str) -> ExperimentConfig:
 
 
 def kill_one(kind: str, dice: random.Random) -> float:
-    """SIGKILL one of this process's Ray workers of that class; returns when."""
+    """Send SIGKILL to one of this process's Ray workers of that class; returns the time."""
     workers = [
         process
         for process in psutil.Process().children(recursive=True)
@@ -106,7 +105,7 @@ def undisturbed_s(made: Session) -> float:
 
 
 def runner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
-    """One of two env runners is killed, again and again."""
+    """One of two env runners is killed, repeatedly."""
     found = []
     with session(
         experiment(name, "play.num_env_runners=2", f"fault_tolerance.max_env_runner_restarts={kills}")
@@ -118,7 +117,7 @@ def runner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
                 made.step()
                 if time.perf_counter() > later.at and not next_at:
                     next_at = time.perf_counter()
-                    made.step()  # if it was struck after playing, the loss is noticed in this one
+                    made.step()  # if it was killed after playing, this iteration notices it
             found.append(
                 {"next_s": next_at - later.at, "whole_s": time.perf_counter() - later.at, "iteration_s": usual}
             )
@@ -126,7 +125,7 @@ def runner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
 
 
 def learner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
-    """One of two learners is killed, again and again."""
+    """One of two learners is killed, repeatedly."""
     found = []
     with session(experiment(name, "learners.num_learners=2")) as made:
         usual = undisturbed_s(made)
@@ -144,7 +143,7 @@ def learner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
 
 
 def trial_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
-    """The actor of a sweep's trial is killed, again and again."""
+    """The actor of a sweep's trial is killed, repeatedly."""
     found: list[Times] = []
     data = {**yaml.safe_load(config_to_yaml(experiment(name))), "iterations": 10**6}
     data["sweep"] = {"seeds": [0], "max_failures": kills, "iterations_per_report": 1, "time_budget_s": 3600}
@@ -169,7 +168,7 @@ def trial_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
 
 
 def driver_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
-    """`nip-ray train` is killed, and `nip-ray resume` called at once, again and again."""
+    """`nip-ray train` is killed, and `nip-ray resume` called at once, repeatedly."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         run, file = Path(folder) / "run", Path(folder) / "config.yaml"
@@ -199,7 +198,7 @@ def nip_ray(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def newest(folder: Path, pattern: str) -> int:
-    """The last iteration that has a whole row, in the first file that matches."""
+    """The last iteration with a complete row, in the first file that matches."""
     path = next(folder.glob(pattern), None)
     lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path else []
     return json.loads(lines[-1])["iteration"] if lines else 0

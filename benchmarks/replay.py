@@ -1,5 +1,5 @@
-"""What a replay buffer costs: rows added and sampled a second, evenly and by priority, and beside them a binary sum
-tree in plain Python.
+"""The cost of a replay buffer: rows added and sampled per second, uniformly and by priority, against a binary sum tree
+in plain Python.
 
 python benchmarks/replay.py --capacity 100000 --batch 256
 """
@@ -60,7 +60,7 @@ class PythonTree:
 
 
 def main() -> None:
-    """Time everything turn by turn, so that what else the machine does meets all alike; ratios are what counts."""
+    """Time everything in turns, so that other load affects all alike; only ratios matter."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--capacity", type=int, default=100_000)
     parser.add_argument("--batch", type=int, default=256)
@@ -120,7 +120,7 @@ def _ways(capacity: int, batch: int, device: str) -> dict[str, Callable[[], Any]
 
 
 def _finished(work: Callable[[], Any], device: str) -> Callable[[], Any]:
-    """`work`, waited for where a device works on its own."""
+    """`work`, awaited if the device is asynchronous."""
     if not device.startswith("cuda"):
         return work
 

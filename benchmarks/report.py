@@ -1,10 +1,9 @@
-"""How long a report takes, and how large it is: a run of 1,000 iterations with 20 graph transcripts, and a comparison
-of six runs.
+"""Time and size of a report: a run of 1,000 iterations with 20 graph transcripts, and a comparison of six runs.
 
     python benchmarks/report.py
 
-Prints one JSON object. The figures to reach: 5 s and 3 MB for a report. Times are of a fresh process, as a user waits
-for it; ``cpu_s`` tells what another program on the machine adds to them.
+Prints one JSON object. Targets: 5 s and 3 MB for a report. Times are of a new process, as for a user; ``cpu_s``
+excludes the effect of other programs.
 """
 
 import json
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def timed(*words: str) -> tuple[float, float]:
-    """Seconds that `nip-ray WORDS` takes, and those of them that it had a processor."""
+    """Wall seconds and processor seconds of `nip-ray WORDS`."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "nip_ray.cli", *words], check=True, stdout=subprocess.DEVNULL)
     wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -59,7 +58,7 @@ def timed(*words: str) -> tuple[float, float]:
 
 
 def run_folder(path: Path, seed: int) -> Path:
-    """A run folder as a long run leaves it; its figures are made up, its graphs are not."""
+    """A run folder like that of a long run; its metrics are invented, its graphs are real."""
     (path / "transcripts").mkdir(parents=True)
     noise = torch.rand(ITERATIONS, 12, generator=torch.Generator().manual_seed(seed)).tolist()
     rows = [row(i + 1, values) for i, values in enumerate(noise)]
@@ -88,7 +87,7 @@ def run_folder(path: Path, seed: int) -> Path:
 
 
 def row(iteration: int, noise: list[float]) -> dict[str, float]:
-    """One iteration's figures."""
+    """One iteration's metrics."""
     level = 0.5 + 0.4 * iteration / ITERATIONS
     names = (
         "accuracy",
@@ -131,7 +130,7 @@ def episode(instance: int) -> dict[str, object]:
 
 
 def pictures(folder: Path) -> dict[str, dict[str, object]]:
-    """Those of generated pairs."""
+    """Pictures of generated pairs."""
     write_dataset(folder / "pairs.npz", EPISODES, 0, GeneratorSettings())
     pairs = load_pairs(folder / "pairs.npz")
     protocol = build("nip")

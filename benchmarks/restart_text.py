@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def until_reply(command: list[str], run_dir: Path) -> float:
-    """Seconds until there is one reply more than before; the process is then killed."""
+    """Seconds until there is one more reply; the process is then killed."""
     before, began = replies(run_dir), time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "nip_ray.cli", *command, "-q"],
@@ -58,11 +58,11 @@ def until_reply(command: list[str], run_dir: Path) -> float:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        time.sleep(2)  # Ray's processes notice and go
+        time.sleep(2)  # Ray's processes notice and exit
 
 
 def replies(run_dir: Path) -> int:
-    """How many replies are recorded."""
+    """The number of recorded replies."""
     return sum(
         line.count(b'"event":"reply"')
         for path in run_dir.glob("calls/*.jsonl")

@@ -5,17 +5,16 @@ peers.
     python -m venv /tmp/skrl && /tmp/skrl/bin/pip install torch==2.13.0 skrl==2.1.1 gymnasium
     python benchmarks/resume_table.py --peer skrl --python /tmp/skrl/bin/python
 
-Each peer needs an interpreter that has it, `--python`, and is left out by name where it is missing. `NEEDS` says what
-to install.
+Each peer needs an interpreter that has it, `--python`, and is reported if it is missing. `NEEDS` has the packages to
+install.
 
 Decisions that matter here:
-- a part, `_resume_NAME.py`, trains in its own process, saves after each iteration, and writes what it has after each
-  iteration; and again at the moment in which it stands where it resumes. So what is lost is told from what differs
-  later because of it;
+- a part, `_resume_NAME.py`, trains in its own process, saves after each iteration, and writes its state after each
+  iteration and at the point of resuming. So lost state is distinguished from later differences caused by it;
 - SIGKILL goes to all of its processes, at a moment drawn from the seed: after an iteration, and a share of an
   iteration's time later;
-- the undisturbed run is made twice: where these two differ, the curve says nothing;
-- the curve's figures are compared one by one, by their difference over max(1, size). Times are no figures.
+- the undisturbed run is made twice: if these two differ, the curve is inconclusive;
+- the curve's metrics are compared one by one, by their difference over max(1, size). Times are not compared.
 """
 
 import argparse
@@ -53,20 +52,20 @@ NEEDS = {
     "skrl": ("skrl==2.1.1", "torch==2.13.0", "gymnasium"),
     "benchmarl": ("benchmarl==1.5.2", "vmas==1.5.2", "torch==2.13.0"),
 }
-"""File: what pip installs for it."""
+"""File: its requirements for pip."""
 PACKAGES = {"nip_ray": "nip_ray", "rllib": "ray", "trl": "trl", "skrl": "skrl", "benchmarl": "benchmarl"}
 ITERATIONS, LIMIT_S = 10, 600.0
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """All whole lines that a part has written so far."""
+    """All complete lines that a part has written so far."""
     path = folder / "rows.jsonl"
     return [json.loads(line) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()] if path.exists() else []
 
 
 def drift(before: Row, after: Row) -> float:
-    """The largest difference of two rows' figures, each over max(1, size); NaN equals NaN; infinite where one lacks a
-    figure."""
+    """The largest difference of two rows' metrics, each over max(1, size); NaN equals NaN; infinite if one lacks a
+    metric."""
     if before.keys() != after.keys():
         return math.inf
     return max((_apart(before[key], after[key]) for key in before), default=0.0)
@@ -80,7 +79,7 @@ def _apart(a: float, b: float) -> float:
 
 
 def curve(whole: Sequence[Row], other: Sequence[Row]) -> str:
-    """How rows of the same iterations agree: "to the last bit", "within 1e-6", or by how much they differ, at most."""
+    """The agreement of rows of the same iterations: "to the last bit", "within 1e-6", or the largest difference."""
     expected = {row["iteration"]: row["figures"] for row in whole}
     missing = [row["iteration"] for row in other if row["iteration"] not in expected]
     if missing or not other:
@@ -92,11 +91,11 @@ def curve(whole: Sequence[Row], other: Sequence[Row]) -> str:
 
 
 def compare(whole: Sequence[Row], restored: Row, after: Sequence[Row]) -> dict[str, str]:
-    """One line of the table. whole: rows of an undisturbed run. restored: what stood where it resumed. after: the rows
-    from there on.
+    """One line of the table. whole: rows of an undisturbed run. restored: the state at the point of resuming. after:
+    the rows from there on.
 
-    State is compared at the resume, counters and learning rates also in the rows after it; "-" where there is nothing
-    to compare.
+    State is compared at the resume, counters and learning rates also in the rows after it; "-" if there is nothing to
+    compare.
     """
     expected = {row["iteration"]: row for row in whole}
     saved = expected[restored["iteration"]]
@@ -114,7 +113,8 @@ def compare(whole: Sequence[Row], restored: Row, after: Sequence[Row]) -> dict[s
 
 
 def _course(name: str, saved: Row, restored: Row, shared: Sequence[tuple[Row, Row]]) -> str:
-    """Whether it came back, and the last of the later rows in which it differs, be it only because the curve does."""
+    """A description of the restored state, and the last of the later rows in which it differs, be it only because the
+    curve does."""
     if restored[name] != saved[name]:
         return f"{_shown(restored[name])} for {_shown(saved[name])}"
     later = [(a[name], b[name]) for a, b in shared if a[name] != b[name]]
@@ -141,7 +141,7 @@ def start(python: str, name: str, folder: Path, iterations: int, *more: str) -> 
 
 
 def wait_for(process: psutil.Popen, folder: Path) -> list[Row]:
-    """Its rows when it has ended. Raises RuntimeError with the end of its log where it failed."""
+    """Its rows when it has ended. Raises RuntimeError with the end of its log if it failed."""
     try:
         code = process.wait(LIMIT_S)
     except psutil.TimeoutExpired:
@@ -153,7 +153,7 @@ def wait_for(process: psutil.Popen, folder: Path) -> list[Row]:
 
 
 def kill(process: psutil.Popen) -> None:
-    """SIGKILL to it and to all that it started, until none is left."""
+    """Send SIGKILL to it and to all processes it started, until none is left."""
     tree = [process, *process.children(recursive=True)]
     for one in tree:
         try:
@@ -164,7 +164,7 @@ def kill(process: psutil.Popen) -> None:
 
 
 def kill_after(process: psutil.Popen, folder: Path, iteration: int, share: float) -> None:
-    """Kill when there is a row of that iteration, and that share of an iteration's time later."""
+    """Kill after the row of that iteration, by that share of an iteration's time."""
     seen: dict[int, float] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(rows_of(folder)) < iteration:
@@ -194,7 +194,7 @@ def measured(name: str, python: str, seeds: Sequence[int], iterations: int, fold
         rows = wait_for(start(python, name, where, iterations, "--resume"), where)[before:]
         restored = next((row for row in rows if row["event"] == "restored"), None)
         after = [row for row in rows if row["event"] == "row"]
-        line = {"from": "0", "curve": curve(whole, after)}  # where it found nothing to restore, and began again
+        line = {"from": "0", "curve": curve(whole, after)}  # if it found nothing to restore, and restarted
         if restored is not None:
             line = {"from": str(restored["iteration"]), **compare(whole, restored, after)}
         found.append({"killed after": str(before), **line, "two undisturbed": repeatable})
@@ -202,7 +202,7 @@ def measured(name: str, python: str, seeds: Sequence[int], iterations: int, fold
 
 
 def version(python: str, package: str) -> str | None:
-    """Of an installed package, None where that interpreter cannot find it."""
+    """The version of an installed package, None if that interpreter cannot find it."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None

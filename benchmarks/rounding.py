@@ -1,11 +1,11 @@
-"""Does training succeed on a processor that rounds otherwise? The quickstart with every first weight multiplied by 1 +
-1e-6 noise.
+"""Does training succeed on a processor that rounds differently? The quickstart with every initial weight multiplied by
+1 + 1e-6 noise.
 
     python benchmarks/rounding.py --draws 5
 
-Rounding differs between processors, numbers of threads and kernels, and a run that hangs by a thread falls to either
-side. Here it is made to differ on purpose: same seed, other noise in each draw. Shown are the last evaluation's
-accuracy and, over all messages, the soundness error.
+Rounding differs between processors, numbers of threads and kernels, and a borderline run may succeed or fail. Here it
+differs on purpose: same seed, other noise in each draw. Shown are the last evaluation's accuracy and, over all
+messages, the soundness error.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     """Draw by draw."""
-    from _common import machine, show  # beside this file, where tests do not look
+    from _common import machine, show  # beside this file, not visible to tests
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=5)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def perturbed(draw: int, settings: list[str]) -> dict[str, Any]:
-    """What a run comes to whose first weights have the noise of this draw."""
+    """The result of a run whose initial weights have the noise of this draw."""
     build = GraphIsomorphism.build_agent
 
     def rounded(self: GraphIsomorphism, agent: str, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""What running a program costs: medians of whole runs.
+"""The cost of running a program: medians of whole runs.
 
 python benchmarks/sandbox.py --repeat 40
 """
@@ -20,7 +20,7 @@ from nip_ray.settings.sandbox import SandboxSettings
 
 
 def main() -> None:
-    """Time all of them, turn by turn, so that what else the machine does meets all of them alike."""
+    """Time all of them in turns, so that other load affects all alike."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=40)
     repeat = parser.parse_args().repeat

@@ -4,18 +4,18 @@
     python benchmarks/scaling.py --quick                            # the message game only, few copies: does it work?
 
 Decisions that matter here:
-- the machine drifts, so all variants are alive at once, take turns, and are judged by the ratio to (0, 0) of the same
-  round;
-- every process has one thread, so that a row says what processes bring; one more row has all threads in the main
+- the machine's speed drifts, so all variants are alive at once, take turns, and are compared by the ratio to (0, 0) of
+  the same round;
+- every process has one thread, so that a row shows the effect of processes; one more row has all threads in the main
   process instead;
 - the copies of an iteration are the same in every variant: each of n runners plays an n-th of them;
 - bytes are those that Ray serialises: the driver's `SerializationContext` is watched, through which every `ray.put`,
   every argument of an actor's constructor or method and every value that the driver reads passes. What learners send to
-  each other (gradients) does not pass the driver, and is counted by size. Runners and learners fetch what was put once
-  for each node;
+  each other (gradients) does not pass the driver, and is counted by size. Runners and learners fetch objects from the
+  store once per node;
 - the parts for the model (`benchmarks/_scaling.py`) are timed in the main process, by empty calls and by bare
-  all-reduces, never taken from the rows that the model is checked against; only sending weights, which has no smaller
-  parts, is a row's own.
+  all-reduces, never from the rows that the model is checked against, except for sending weights, which has no smaller
+  parts.
 """
 
 import argparse
@@ -58,14 +58,14 @@ class Variant(NamedTuple):
 
 ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS = Variant(0, 0), Variant(1, 0), Variant(2, 0), Variant(0, 2)
 AHEAD = Variant(1, 0, staleness=1)
-PARTS = (ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS)  # by which parts are measured
+PARTS = (ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS)  # used for measuring parts
 VARIANTS = (*PARTS, Variant(0, 1), Variant(2, 2), AHEAD, Variant(2, 2, staleness=1))
-LARGE = Machines(nodes=8, runners=64, learners=8)  # predicted
+LARGE = Machines(nodes=8, runners=64, learners=8)  # for the prediction
 PHASES = {"_play": "sample", "_learn": "learn", "send_weights": "weights"}
 QUICK = ("play.num_copies=64", "algorithm.num_epochs=2", "algorithm.minibatch_size=256")
 
 
-# ---------------------------------------------------------------------------------------------------------- what moves
+# ----------------------------------------------------------------------------------------------------------- what moves
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Moved:
 
 
 class Traffic:
-    """Watches what this process puts, sends to actors, and reads; see the top of this file."""
+    """Watches what this process puts, sends to actors, and reads; see the module."""
 
     def __init__(self) -> None:
         self.moved: list[Moved] = []
@@ -97,7 +97,7 @@ class Traffic:
         return sum(found.size for found in self.of(kind, phase))
 
     def of(self, kind: str, phase: str = "") -> list[Moved]:
-        """What moved, of a kind, in one phase or in all."""
+        """The values of a kind that moved, in one phase or in all."""
         return [found for found in self.moved if found.kind == kind and (not phase or found.phase == phase)]
 
     @contextmanager
@@ -126,7 +126,7 @@ class Traffic:
 
     @contextmanager
     def phases(self, algorithm: Any, seconds: dict[str, float]) -> Iterator[None]:
-        """Within it, what moves is named by what `algorithm` is doing, and `seconds` has how long it did that."""
+        """Within it, moved values are labelled by the phase of `algorithm`, and `seconds` has the duration of each."""
         with ExitStack() as stack:
             for method, phase in PHASES.items():
                 stack.enter_context(
@@ -176,11 +176,11 @@ class Traffic:
         return called
 
 
-# ------------------------------------------------------------------------------------------------------------ the rows
+# ------------------------------------------------------------------------------------------------------------- the rows
 
 
 class Case:
-    """One variant, alive: its algorithm, and what was measured of it."""
+    """One variant, alive: its algorithm, and its measurements."""
 
     def __init__(
         self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, staleness: int = 0
@@ -198,7 +198,7 @@ class Case:
         self.rounds: list[dict[str, float]] = []
 
     def train(self, counts: bool) -> None:
-        """One iteration; it is kept if it counts."""
+        """One iteration; kept if it counts."""
         self.traffic.moved.clear()
         torch.set_num_threads(self.name.threads)
         seconds: dict[str, float] = {}
@@ -215,7 +215,7 @@ class Case:
             )
 
     def bytes_moved(self) -> dict[str, int]:
-        """Of the last iteration, and in how many puts."""
+        """Bytes of the last iteration, and the number of puts."""
         traffic, learners = self.traffic, self.name.learners
         gradients = 4 * _gradient_numbers(self.algorithm) * _steps(self.algorithm)
         return {
@@ -230,7 +230,7 @@ class Case:
         }
 
     def row(self, alone: list[dict[str, float]]) -> dict[str, Any]:
-        """What it came to; alone: the rounds of (0, 0)."""
+        """The results; alone: the rounds of (0, 0)."""
         whole = [found["iteration"] for found in self.rounds]
         ratio = statistics.median(mine / other["iteration"] for mine, other in zip(whole, alone, strict=True))
         parts = {
@@ -248,7 +248,7 @@ class Case:
         }
 
     def median(self, name: str) -> float:
-        """Of what was measured in the rounds that count."""
+        """The median of a measurement over the rounds that count."""
         return statistics.median(found.get(name, 0.0) for found in self.rounds)
 
 
@@ -273,7 +273,7 @@ def _steps(algorithm: Any) -> int:
     return algorithm.config.settings().num_epochs * (algorithm.rollout.num_copies // _minibatch_copies(algorithm))
 
 
-# ----------------------------------------------------------------------------------------------------------- the parts
+# ------------------------------------------------------------------------------------------------------------ the parts
 
 
 class Fit:
@@ -306,7 +306,7 @@ class Fit:
         self._note("minibatch_copy_s", (epoch - count * fixed) / copies)
 
     def medians(self) -> dict[str, float]:
-        """Of all rounds; what noise made negative is 0."""
+        """Of all rounds; values made negative by noise are 0."""
         return {name: max(0.0, statistics.median(values)) for name, values in self.found.items()}
 
     def _note(self, name: str, value: float) -> None:
@@ -344,7 +344,7 @@ def _all_reduces(learner: Any, numbers: int, times: int) -> float:
 
 
 def call_seconds(algorithm: Any) -> float:
-    """An empty call to one of two runners, and its answer: two calls minus one, or half of two where that is noise."""
+    """An empty call to one of two runners, and its reply: two calls minus one, or half of two if that is noise."""
     group = algorithm.env_runner_group
     one = statistics.median(
         timed(lambda: group.foreach_env_runner(_nothing, local_env_runner=False, remote_worker_ids=[1]))
@@ -363,7 +363,7 @@ def all_reduce_seconds(algorithm: Any) -> float:
 
 
 def measured_parts(cases: Mapping[Variant, Case], fit: Fit, calls: list[float], reduces: list[float]) -> Parts:
-    """What the model needs, from all that was measured."""
+    """The parts of the model, from all measurements."""
     alone, one = cases[ALONE], cases[ONE_RUNNER]
     algorithm = alone.algorithm
     copies = algorithm.rollout.num_copies
@@ -383,13 +383,13 @@ def measured_parts(cases: Mapping[Variant, Case], fit: Fit, calls: list[float], 
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the runs
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 
 def measure(
     experiment: ExperimentConfig, iterations: int, variants: tuple[Variant, ...]
 ) -> tuple[list[dict[str, Any]], Parts]:
-    """All variants in turns, with a Ray of their own, which ends with them."""
+    """All variants in turns, with their own Ray, which ends with them."""
     cases: dict[Variant, Case] = {}
     calls, reduces = [], []
     threads = len(os.sched_getaffinity(0))
@@ -441,7 +441,7 @@ def predicted(parts: Parts, row: Mapping[str, Any]) -> float:
 
 
 def large(parts: Parts) -> None:
-    """Print what the model says of many machines that have as much to do each as this one."""
+    """Print the model's prediction for many machines with the same work per machine."""
     more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
     alone = iteration_time(more, Machines()).total
     print(

@@ -1,4 +1,4 @@
-"""Who can tell where a chain of permutations leads, over its length: a verifier alone, one question (nip), a bisection
+"""Accuracy on chains of permutations by length: for a verifier alone, with one question (nip), and in a bisection
 debate.
 
     nip-ray train tune_configs/pg_state_tracking.yaml --set seed=0 --set providers.local.num_threads=1 --run-dir RUN
@@ -104,7 +104,7 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
 
 def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
     """Train an arm at one length, and measure it there."""
-    # all that there are
+    # all that exist
     few = [f"scenario.num_train={5 * 4**length - num_test}", f"scenario.num_test={num_test}"] if length < 8 else []
     made = changed(
         load_config(CONFIG).model_dump(mode="json"), *ARMS[name], f"seed={seed}", "providers.local.num_threads=1"

@@ -1,10 +1,10 @@
-"""What Tune adds to an iteration: one config through a plain loop in this process, and through the Tuner as the one
+"""Tune's overhead per iteration: one config through a plain loop in this process, and through the Tuner as the one
 trial of a sweep.
 
-Seconds an iteration are wall clock between the rows of metrics.jsonl, so all that lies between two iterations counts:
-the report, the scheduler, the checkpoint. `inside_s` is the median of time/iteration_s alone, `between_s` what is left
-of the median step from one row to the next. Evaluations and checkpoints come as the config asks for them, in both ways
-alike. The two ways take turns; the figure is the median over `--repeat` pairs.
+Seconds an iteration are wall clock between the rows of metrics.jsonl, so everything between two iterations counts: the
+report, the scheduler, the checkpoint. `inside_s` is the median of time/iteration_s, `between_s` the rest of the median
+step from one row to the next. Evaluations and checkpoints are as in the config, alike in both ways. The two ways take
+turns; the result is the median over `--repeat` pairs.
 
 python benchmarks/sweep_overhead.py --configs gi_published message_game --iterations 20 --repeat 3 --json overhead.json
 """
@@ -31,7 +31,7 @@ from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 
 WARM_UP = 3
-"""Iterations of each run that do not count."""
+"""Number of iterations of each run that do not count."""
 WATCH = """
 import json, os, select, sys, time
 size, seen = 0, []
@@ -48,8 +48,7 @@ while not select.select([sys.stdin], [], [], 0.001)[0]:
         pass
 print(json.dumps(seen))
 """
-"""Notes when a file grows by a row. It looks a thousand times a second, which costs some parts in a thousand of a
-core."""
+"""Notes when a file grows by a row. It polls a thousand times a second, which costs some thousandths of a core."""
 
 
 def main() -> None:
@@ -105,7 +104,7 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_plainly(experiment: ExperimentConfig, path: Path) -> None:
-    """The loop that a Tune trial is compared with: nothing but iterations."""
+    """The loop that a Tune trial is compared with: only iterations."""
     with RunFolder.create(path, config_to_yaml(experiment)) as folder:
         session = Session(experiment, folder, quiet=True)
         try:
@@ -123,7 +122,7 @@ def run_as_trial(experiment: ExperimentConfig, folder: Path, iterations_per_repo
 
 
 def timed_rows(path: Path, run: Callable[[Path], None]) -> dict[str, float]:
-    """When each row of the run at `path` appeared, watched by a process of its own, while `run(path)` works.
+    """The time at which each row of the run at `path` appeared, watched by a separate process, while `run(path)` works.
 
     Returns seconds: step_s between two rows on average, inside_s and between_s as above.
     """

@@ -1,4 +1,4 @@
-"""An algorithm of your own: advantage-weighted regression (Peng et al., 2019, arXiv:1910.00177) for agents that learn
+"""A custom algorithm: advantage-weighted regression (Peng et al., 2019, arXiv:1910.00177) for agents that learn
 independently.
 
 `examples/own_algorithm.yaml` trains with it: nip-ray train examples/own_algorithm.yaml
@@ -20,7 +20,7 @@ from nip_ray.settings.ppo import OnPolicySettings
 
 @dataclass(frozen=True)
 class AWRSettings(OnPolicySettings):
-    """What a config can say of it, besides what all policy gradients have."""
+    """Its settings, in addition to those of all policy gradients."""
 
     __pydantic_config__ = FORBID_UNKNOWN
     name: Literal["awr"] = option("awr", "The learning rule: advantage-weighted regression.")
@@ -28,7 +28,7 @@ class AWRSettings(OnPolicySettings):
 
 
 class AWRLearner(ProtocolLearner):
-    """Makes moves likelier by the exponential of their advantage."""
+    """Increases the probability of actions by the exponential of their advantage."""
 
     def prepare(self, rollout: Rollout) -> Prepared:
         """Rows, advantages and value targets of every agent that learns and had a turn."""
@@ -55,7 +55,7 @@ class AWRLearner(ProtocolLearner):
         return Loss(objective + value_loss, metrics)  # logged as learn/<agent>/objective ...
 
 
-class AWRConfig(ProtocolAlgorithmConfig):  # an RLlib config, like those that ship
+class AWRConfig(ProtocolAlgorithmConfig):  # an RLlib config, like the built-in ones
     settings_class = AWRSettings
 
     def get_default_learner_class(self) -> type[ProtocolLearner]:

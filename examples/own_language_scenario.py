@@ -35,7 +35,7 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class Claim:
-    """An item. y: 1 where the claim is right."""
+    """An item. y: 1 if the claim is right."""
 
     id: int
     y: int

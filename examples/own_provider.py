@@ -1,4 +1,4 @@
-"""A provider of your own: models that Ollama serves, by its own protocol (https://docs.ollama.com/api). It answers; it
+"""A custom provider: models that Ollama serves, by its own protocol (https://docs.ollama.com/api). It answers; it
 does not fine-tune.
 
 `examples/own_provider.yaml` measures with it: nip-ray train examples/own_provider.yaml
@@ -20,9 +20,9 @@ from nip_ray.text.providers.interface import ChatReply, ChatRequest, backoff_s
 
 @dataclass(frozen=True)
 class OllamaSettings(ProviderSettings):
-    """What a config can say of it."""
+    """Its settings."""
 
-    holds_schemas = True  # what it can do, see ProviderSettings
+    holds_schemas = True  # its abilities, see ProviderSettings
 
     name: Literal["ollama"] = option("ollama", "Models served by Ollama.")
     base_url: str = option("http://127.0.0.1:11434", "Address of the server.")
@@ -31,7 +31,7 @@ class OllamaSettings(ProviderSettings):
 
 
 class OllamaChat:
-    """A `ChatClient`. Budget and records are kept around it."""
+    """A `ChatClient`. Budget and records are applied around it."""
 
     def __init__(self, settings: OllamaSettings) -> None:
         self.settings, self.where = settings, settings.base_url
@@ -60,7 +60,7 @@ class OllamaChat:
             await self.post("/api/show", {"model": name}, name)
 
     async def post(self, path: str, body: dict[str, Any], key: str) -> Any:
-        """What the server answers. Raises UserError when it refuses, TrainingError when it does not answer well."""
+        """The server's answer. Raises UserError if it refuses, TrainingError if it fails to answer."""
         said = ""
         for attempt in range(self.settings.max_retries + 1):
             try:
@@ -76,7 +76,7 @@ class OllamaChat:
         raise TrainingError(f"{said}; resume the run when it does")
 
     async def close(self) -> None:
-        """Give connections back."""
+        """Close connections."""
         await self.session.close()
 
 

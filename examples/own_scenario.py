@@ -1,5 +1,5 @@
-"""A scenario of your own: a needle in a haystack, or no needle. The prover sees all, the verifier only the places that
-somebody names.
+"""A custom scenario: a needle in a haystack, or no needle. The prover sees all places, the verifier only those named in
+messages.
 
 `examples/own_scenario.yaml` trains it: nip-ray train examples/own_scenario.yaml
 """
@@ -23,7 +23,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class HaystackSettings:
-    """A needle in a haystack: what a config can say of it."""
+    """Settings of the task: a needle in a haystack."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -60,13 +60,13 @@ class Haystack(Scenario):
         """ "features" (N, F): the round; for each place named where `agent` can read it, 1 needle or -1 none; for
         provers all places."""
         mine = [self.protocol.channels.index(channel) for channel in self.protocol.sees[agent]]
-        named_NRC = said.main[:, :, :, mine, 0].amax(2)  # over writers: -1 where nobody spoke
+        named_NRC = said.main[:, :, :, mine, 0].amax(2)  # over writers: -1 without a message
         found_NRC = self.hay_IP[id_N].gather(1, named_NRC.clamp_min(0).flatten(1)).view(named_NRC.shape) * 2 - 1
         seen = torch.where(named_NRC >= 0, found_NRC, 0.0).flatten(1)
         around = self.hay_IP[id_N] * (agent in self.protocol.provers)
         clock = nn.functional.one_hot(round_N.clamp(max=self.protocol.max_rounds - 1), self.protocol.max_rounds)
         masks = turn_masks(self.protocol, agent, 1, round_N, seed_N)
-        told = [masks["told"]] if agent in self.protocol.told else []  # which role the episode drew
+        told = [masks["told"]] if agent in self.protocol.told else []  # the drawn role
         return {**masks, "features": torch.cat([clock, seen, around, *told], 1)}
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:

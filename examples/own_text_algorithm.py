@@ -1,5 +1,5 @@
-"""A learning rule of your own for language models: of several dialogues about one item, an agent learns those that paid
-it best.
+"""A custom learning rule for language models: of several dialogues about one item, an agent learns those with its
+highest rewards.
 
 `examples/own_text_algorithm.yaml` trains with it: nip-ray train examples/own_text_algorithm.yaml
 Source: Dong et al., "RAFT: Reward rAnked FineTuning for generative foundation model alignment", 2023 (2304.06767).
@@ -26,16 +26,16 @@ class BestOfGroupSettings(TextTrainingSettings):
 
     name: Literal["best_of_group"] = option("best_of_group", "Best of group.")
     group_size: int = option(8, "Dialogues about each item.", ge=2)
-    num_best: int = option(1, "How many of them an agent learns from.", ge=1)
+    num_best: int = option(1, "Dialogues an agent learns from, the best of the group.", ge=1)
 
     def faults(self) -> Iterator[str]:
-        """Somebody must be left out."""
+        """At least one dialogue must be left out."""
         if self.num_best >= self.group_size:
             yield f"num_best: got {self.num_best}, but group_size is {self.group_size}, use less"
 
 
 def best_of_group(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """Those that paid the agent most; none of a group in which all paid it the same."""
+    """Those with the agent's highest rewards; none of a group in which all are equal."""
     chosen: list[Dialogue] = []
     for _, group in groupby(dialogues, lambda dialogue: dialogue.item.id):
         ranked = sorted(group, key=lambda dialogue: dialogue.total(agent.name), reverse=True)

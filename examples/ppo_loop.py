@@ -37,8 +37,7 @@ from nip_ray.settings.ppo import PPOSettings
 
 @dataclass(frozen=True)
 class Data:
-    """What one agent learns from: its turns (observations, actions, old log-probabilities), and three numbers for each
-    of them."""
+    """An agent's data: its turns (observations, actions, old log-probabilities), and three numbers for each."""
 
     rows: AgentRows
     value_N: Tensor
@@ -66,7 +65,7 @@ class PlainLoop:
         }
         self.optimizers = {name: FlatOptimizer(agent.groups(), self.settings.lr) for name, agent in self.agents.items()}
         self.play = BatchedPlay(self.scenario, device)
-        self.beta = torch.tensor(self.settings.kl_beta, device=device)  # read by the loss "kl_penalty" alone
+        self.beta = torch.tensor(self.settings.kl_beta, device=device)  # only for the loss "kl_penalty"
         self.iteration = 0
 
     def sample(self) -> Rollout:
@@ -81,7 +80,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout, agent: str) -> Data:
-        """The agent's own turns, and their advantages: from one of its turns to its next, whoever spoke in between."""
+        """The agent's own turns and their advantages: from one of its turns to its next, across other agents' turns."""
         rows = own_rows(self.scenario, rollout, agent)
         _, value_N = self.agents[agent](rows.obs, False, True)
         reward_BR = rollout.reward_BRA[:, :, self.scenario.protocol.agents.index(agent)]
@@ -109,8 +108,8 @@ class PlainLoop:
         return ppo_loss(log_prob_N, entropy, value_N, played, settings, self.beta, bonus).value
 
     def learn(self, rollout: Rollout) -> None:
-        """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay
-        in step."""
+        """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so they stay in
+        step."""
         settings, optimizers = self.settings, list(self.optimizers.values())
         data = {agent: self.prepare(rollout, agent) for agent in self.scenario.protocol.agents}
         size = max(1, settings.minibatch_copies or settings.minibatch_size // rollout.num_rounds)
@@ -134,7 +133,7 @@ class PlainLoop:
 
 
 def main() -> None:
-    """Train as a config says, and print what was played."""
+    """Train by a config, and print the results."""
     parser = argparse.ArgumentParser(description="PPO in a plain loop, without Ray.")
     parser.add_argument("config", help="YAML config with algorithm.name ppo")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="set a key; repeatable")

@@ -23,7 +23,7 @@ CONFIG = {
 
 
 def main(run_dir: str | None = None) -> None:
-    """Train, then say what came of it. Every key of a config can be given; see docs/configuration.md."""
+    """Train, then print the results. Every key of a config can be given; see docs/configuration.md."""
     result = run_experiment(ExperimentConfig.model_validate(CONFIG), run_dir)
     print(
         f"accuracy on held-out pairs after {result.iterations} iterations:"

@@ -1,7 +1,7 @@
 """Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.
 
-Importing this package costs nothing: what it exports is loaded when it is first asked for. The rooms
-`protocols`, `scenarios`, `networks`, `learning` and `play` need torch and numpy alone.
+Importing this package is cheap: its exports are loaded on first use. The packages `protocols`, `scenarios`, `networks`,
+`learning` and `play` need only torch and numpy.
 """
 
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "load_run", "run_experiment"]
 
-# torch's threads otherwise spin while they wait for one another, and where another process has their core an iteration
+# torch's threads otherwise spin while they wait for one another, and if another process has their core an iteration
 # takes thirty times as long (benchmarks/results.md). libgomp reads this once, when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -1,17 +1,15 @@
-"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others play as a run has trained them, and
-learn no more.
+"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others are frozen agents of a run.
 
     import gymnasium, nip_ray.gymnasium
     env = gymnasium.make("nip_ray/Seat-v0", run_dir="runs/first", agent="prover", label=0)
 
-What a learner reaches in it bounds what a best response against the run's other agents reaches from below. Importing
-this module registers the id.
+The return of a learner in it is a lower bound for a best response against the run's other agents. Importing this module
+registers the id.
 
 Decisions that matter here:
-- a step is one turn of the seat: the others play until its next one, and it is paid what it earned since;
-- an episode in which the seat has no turn is none: another is drawn. What was paid before its first turn comes with its
-  first reward;
-- it does not matter what sat there in the run, or whether that ever learned.
+- a step is one turn of the seat: the others play until its next one, and its reward is the sum since then;
+- episodes without a turn of the seat are skipped. Rewards before its first turn are added to its first reward;
+- the agent in that seat in the run, and whether it ever learned, are irrelevant.
 """
 
 from pathlib import Path
@@ -32,15 +30,15 @@ from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
 
 _DRAWS = 1000
-"""Episodes that are begun in search of one in which the seat has a turn."""
+"""Maximum number of episodes started in search of one in which the seat has a turn."""
 
 
 class Seat(gymnasium.Env[Arrays, Any]):
     """The seat of `agent` among the agents of the run in `run_dir`.
 
     checkpoint: an iteration (none: the newest). split: instances of "train" or "test". label: only instances with this
-    label. greedy: the others take their most likely actions instead of sampled ones. Observations hold the scenario's
-    entries and "action_mask", the masks of all factors of an action one behind the other; `reset` takes the options of
+    label. greedy: the others take their most likely actions instead of sampled ones. Observations have the scenario's
+    entries and "action_mask", the concatenated masks of all factors of an action; `reset` takes the options of
     PettingZoo's environments (docs/environments.md).
     """
 
@@ -80,7 +78,7 @@ class Seat(gymnasium.Env[Arrays, Any]):
         self.observation_space = spaces.Dict({**self.single.observation_spaces[agent].spaces, "action_mask": mask})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
-        """Begin an episode and play it to the seat's first turn. Raises UserError where there is none."""
+        """Begin an episode and play it to the seat's first turn. Raises UserError if there is none."""
         super().reset(seed=seed)
         if seed is not None:
             self.noise.manual_seed(stable_seed(seed, "seat"))
@@ -95,8 +93,7 @@ class Seat(gymnasium.Env[Arrays, Any]):
         )
 
     def step(self, action: Any) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
-        """The seat's turn, and those of the others until its next one. Raises UserError for an action of another
-        form."""
+        """The seat's turn, and the others' until its next one. Raises UserError for an action of another form."""
         self.single.refuse_unbegun()
         if self.single.play.finished:
             raise UserError("step: the episode is over, reset() begins another")
@@ -109,7 +106,7 @@ class Seat(gymnasium.Env[Arrays, Any]):
         return seen, paid, over and not cut, cut, {**info, "illegal": illegal}
 
     def action_masks(self) -> np.ndarray[Any, Any]:
-        """The masks of all factors, one behind the other, where sb3-contrib's MaskablePPO looks for them."""
+        """The concatenated masks of all factors, where sb3-contrib's MaskablePPO reads them."""
         return np.concatenate(self.single.legal(self.agent)).astype(bool)
 
     def render(self) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,17 +1,16 @@
-"""Protocols between language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for a task
-of one's own.
+"""Protocols between language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for your
+own.
 
     inspect eval nip_ray/protocol -T source=runs/talk --model openai/gpt-5 --model-role prover=anthropic/claude-opus-4-5
 
 Decisions that matter here:
-- every agent speaks by Inspect's model of the role that is called as the agent is, and where there is no such role by
-  the model that is evaluated. So keys, limits, caches and the log of calls are Inspect's. `from_run` names agents that
-  speak by a run's own models instead;
+- every agent uses Inspect's model of the role with the agent's name, or without such a role the evaluated model. So
+  keys, limits, caches and the log of calls are Inspect's. `from_run` names agents that use a run's own models instead;
 - turns, payment, unusable replies and verdicts are those of the protocol: dialogues are played by the same
   `DialogueRunner` as in a run;
-- items and episode seeds are those of the run's test, epoch by epoch. With all agents `from_run` so are the seeds of
-  calls, and with them the dialogues, unless the models learned from their own tokens: those were sampled in step, and
-  not by the engine that answers here.
+- items and episode seeds are those of the run's test, epoch by epoch. With all agents `from_run` the seeds of calls are
+  too, and with them the dialogues, unless the models learned from their own tokens: those were sampled in step, and not
+  by the engine used here.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ _REASONS: dict[str, FinishReason] = {
     "unknown": "unknown",
 }
 _REFUSALS = ("model_length", "content_filter")
-"""Without a count of tokens Inspect's word for a request that was refused, else for how a reply ended."""
+"""Without a count of tokens Inspect's word for a refused request, else for the end of a reply."""
 
 
 @inspect_ai.task
@@ -78,8 +77,7 @@ def protocol(source: Source, split: str = "test", from_run: str | list[str] = ""
 
 
 def instances(source: Source, split: str = "test") -> MemoryDataset:
-    """The items of a run, or those that a config makes, as samples. source: a run folder, a YAML file, a config, or its
-    keys.
+    """The items of a run, or of a config, as samples. source: a run folder, a YAML file, a config, or its keys.
 
     split: test (as many as the run tests) or train. Raises UserError for another split, and for a run of networks.
     """
@@ -95,15 +93,14 @@ def instances(source: Source, split: str = "test") -> MemoryDataset:
 
 @solver
 def play(source: Source, from_run: str | list[str] = "") -> Solver:
-    """Plays the protocol about a sample of `instances`. source: as there. from_run: agents (a list, or a text with
-    commas between them; or `all`) that speak by the models of the run, as they were when it was last tested. Others
-    speak by Inspect's models.
+    """Play the protocol about a sample of `instances`. source: as there. from_run: agents (a list, or a text separated
+    by commas; or `all`) that use the models of the run, as last tested. Others use Inspect's models.
 
-    Raises UserError for an agent that there is not, and where `source` is no run.
+    Raises UserError for an unknown agent, and if `source` is not a run.
     """
     game = game_of(source)
     own = _agents(from_run, game)
-    # of which seeds of calls are made: the test's
+    # determines the seeds of calls: the test's
     context = StageContext("inspect", game.config.seed, "test", _tested(game) - 1)
     clients: WeakKeyDictionary[Any, dict[str, AgentClient]] = WeakKeyDictionary()
 
@@ -113,7 +110,7 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
             item, number = game.kind.read_item(found["item"]), int(found["number"])
         except (KeyError, TypeError, ValueError):
             raise UserError(
-                "play: this sample is none of nip_ray.inspect_ai.instances, use that data set, or a part of it"
+                "play: this sample is not from nip_ray.inspect_ai.instances, use that data set, or a part of it"
             ) from None
         try:
             loop = asyncio.get_running_loop()
@@ -156,7 +153,7 @@ def verdict() -> Scorer:
 
 @scorer(metrics={"*": [mean(), stderr()]})
 def pay() -> Scorer:
-    """What each agent was paid in a dialogue."""
+    """Each agent's reward in a dialogue."""
 
     async def score(state: TaskState, target: Target) -> Score:
         return pay_score(_outcome(state))
@@ -165,8 +162,7 @@ def pay() -> Scorer:
 
 
 class InspectChat:
-    """A chat client that asks Inspect's model of the agent's role. What it may be asked for is Inspect's to say: its
-    own options hold."""
+    """A chat client for Inspect's model of the agent's role, with Inspect's own options."""
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient.complete`."""
@@ -177,7 +173,7 @@ class InspectChat:
         if output.empty:
             return ChatReply(None, "unknown", 0, 0)
         message, used = output.message, output.usage
-        # its content is what the service said
+        # its content is the service's message
         if output.error is not None or (used is None and output.stop_reason in _REFUSALS):
             return ChatReply(None, "refused", 0, 0, refusal=output.error or message.text)
         thought = "\n".join(part.reasoning for part in message.content_list if isinstance(part, ContentReasoning))
@@ -189,12 +185,12 @@ class InspectChat:
 
 
 def _tested(game: Game) -> int:
-    """The iteration (from 1) that the run tested last; 1 of a config."""
+    """The iteration (from 1) that the run tested last; 1 for a config."""
     return 1 if game.run_dir is None else tested_iteration(game.run_dir, game.config, None)
 
 
 def _agents(named: str | list[str], game: Game) -> tuple[str, ...]:
-    """The agents that speak by the run's own models."""
+    """The agents that use the run's own models."""
     there = tuple(language_agents(game.config))
     wanted = [name.strip() for name in named.split(",") if name.strip()] if isinstance(named, str) else list(named)
     if wanted == ["all"]:
@@ -217,7 +213,7 @@ def _outcome(state: TaskState) -> dict[str, Any]:
 
 
 def _name(agent: str, speaker: AgentClient, game: Game) -> str:
-    """What speaks for an agent, for readers."""
+    """The name of an agent's model, for readers."""
     if isinstance(speaker.client, InspectChat):
         return str(get_model(role=agent))
     return f"{language_agents(game.config)[agent].provider}/{shown(speaker.model)}"

@@ -8,12 +8,12 @@ act in every round.
 Importing this module registers a task under each of its protocols (`IDS`).
 
 Decisions that matter here:
-- an observation is {"observation": the scenario's own entries, "action_mask": what is legal}. An action is a number
-  where it has one factor, else an array of one number for each factor (docs/environments.md), and the mask an array,
-  or a tuple of one array for each factor;
-- agents whose turns fall into the same round act one after the other under `aec`, and see nothing of each other's
-  actions in between. In `parallel`, whoever has no turn has one legal action, which does nothing and may be left out;
-- every agent is paid in every round, as the core pays; all end together.
+- an observation is {"observation": the scenario's own entries, "action_mask": the legal choices}. An action is a number
+  if it has one factor, else an array of one number for each factor (docs/environments.md), and the mask an array, or a
+  tuple of one array for each factor;
+- agents with turns in the same round act one after the other under `aec`, and do not see each other's actions in
+  between. In `parallel`, agents without a turn have one legal action, which does nothing and may be left out;
+- all agents get rewards in every round, as in the core; all end together.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ Config = ExperimentConfig | TextExperimentConfig | Mapping[str, Any] | Path | st
 def aec(config: Config, *, split: str = "train", render_mode: str | None = None) -> AECEnv[str, Any, Any]:
     """The experiment's protocol, agent after agent. config: an experiment, its keys, a YAML file or a run folder.
 
-    split: instances of "train" or "test". ``reset(seed=...)`` seeds what is drawn (without, copies differ), and
-    ``reset(options={"id": i, "seed": s})`` names instance and episode seed. Raises UserError for a config that is
-    faulty, of language models, or under zero knowledge.
+    split: instances of "train" or "test". ``reset(seed=...)`` seeds the draws (without, copies differ), and
+    ``reset(options={"id": i, "seed": s})`` chooses instance and episode seed. Raises UserError for a config that is
+    invalid, of language models, or under zero knowledge.
     """
     return OrderEnforcingWrapper(ProtocolAEC(config, split, render_mode))
 
@@ -53,7 +53,7 @@ def parallel(config: Config, *, split: str = "train", render_mode: str | None = 
 
 
 class Environment:
-    """What both kinds share. single: the episode."""
+    """The common part of both kinds. single: the episode."""
 
     def __init__(self, config: Config, split: str, render_mode: str | None) -> None:
         if render_mode not in (None, "ansi"):
@@ -72,15 +72,15 @@ class Environment:
             self.observation_spaces[agent] = spaces.Dict({"observation": seen, "action_mask": mask})
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """What `agent` sees."""
+        """The space of `agent`'s observations."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """What `agent` does."""
+        """The space of `agent`'s actions."""
         return self.action_spaces[agent]
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """What `agent` sees now, its turn or not."""
+        """The current observation of `agent`, with or without a turn."""
         masks = self.single.legal(agent)
         return {"observation": self.single.observe(agent), "action_mask": masks[0] if len(masks) == 1 else tuple(masks)}
 
@@ -89,14 +89,14 @@ class Environment:
         return self.single.text() if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self.single.reset(seed, options)
         self.agents = list(self.possible_agents)
 
     def _ends(self) -> tuple[dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """(terminations, truncations, infos) of now."""
+        """The current (terminations, truncations, infos)."""
         over, cut = self.single.play.finished, self.single.cut
         infos = {agent: self.single.info(agent) for agent in self.agents}
         return dict.fromkeys(self.agents, over and not cut), dict.fromkeys(self.agents, cut), infos
@@ -114,7 +114,7 @@ class ProtocolAEC(Environment, AECEnv[str, Any, Any]):
         self._begin_round()
 
     def step(self, action: Any) -> None:
-        """The selected agent's action; the round is played when everybody whose turn it is has acted."""
+        """The selected agent's action; the round is played once all agents with a turn have acted."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)

@@ -1,14 +1,14 @@
-"""What a Python file of your own calls so that configs can name its protocols, scenarios, algorithms and providers.
+"""Functions for a Python file of your own, to let configs name its protocols, scenarios, algorithms and providers.
 
-The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is
-resumed.
+The file is listed in a config's `plugins`, and is imported in every process of the experiment: here, in workers, when a
+run is resumed.
 
     from nip_ray.plugins import register_algorithm, register_protocol, register_scenario
     from nip_ray.plugins import register_language_scenario, register_provider, register_text_algorithm
 
 Decisions that matter here:
 
-- To register a part of the same module and name again replaces it, so that a cell of a notebook can be run twice.
+- Registering a part of the same module and name again replaces it, so that a cell of a notebook can be rerun.
 - Ray pickles classes by name, and no worker knows the module of a plugin file before it has imported it. So an
   algorithm's module is pickled by value.
 """
@@ -47,24 +47,24 @@ def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]
 
     settings: a frozen dataclass of `option`s with `name` and `agents` (agent -> its settings, which have `kind` and
     `agent_lr_factor`). build: from a protocol and an instance of `settings` to the scenario; see
-    `nip_ray.play.conformance.check_scenario`. Raises UserError when the name is taken, or for what `settings` lacks.
+    `nip_ray.play.conformance.check_scenario`. Raises UserError when the name is taken, or for missing requirements of
+    `settings`.
     """
     if not callable(build):
-        raise UserError(f"register_scenario: {build!r} is no function of (protocol, settings)")
+        raise UserError(f"register_scenario: {build!r} is not a function of (protocol, settings)")
     SCENARIOS[add("scenario", settings)] = build
 
 
 def register_language_scenario(kind: LanguageScenarioKind) -> None:
-    """Let configs of language models choose a scenario by the name in `kind.settings`; see
-    `nip_ray.scenarios.language`.
+    """Let language model configs choose a scenario by the name in `kind.settings`; see `nip_ray.scenarios.language`.
 
-    Raises UserError when the name is taken, or for what the settings lack.
+    Raises UserError when the name is taken, or for missing requirements of the settings.
     """
     if not isinstance(kind, LanguageScenarioKind):
-        raise UserError(f"register_language_scenario: {kind!r} is no LanguageScenarioKind")
+        raise UserError(f"register_language_scenario: {kind!r} is not a LanguageScenarioKind")
     for name in ("build", "items", "read_item", "write_item"):
         if not callable(given := getattr(kind, name)):
-            raise UserError(f"register_language_scenario: {name}: {given!r} is no function")
+            raise UserError(f"register_language_scenario: {name}: {given!r} is not a function")
     LANGUAGE_SCENARIOS[add("language_scenario", kind.settings)] = kind
 
 
@@ -73,7 +73,7 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
 
     config: a `ProtocolAlgorithmConfig` with its `settings_class` (a frozen dataclass of `option`s, derived from
     `OnPolicySettings`) and its learner; see `nip_ray.rllib.conformance.check_algorithm`. Raises UserError when the name
-    is taken, or for what the settings lack.
+    is taken, or for missing requirements of the settings.
     """
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
     from nip_ray.rllib.registry import ALGORITHMS
@@ -82,23 +82,23 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
         isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")
     ):
         raise UserError(
-            f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class"
+            f"register_algorithm: {config!r} is not a subclass of ProtocolAlgorithmConfig with a settings_class"
         )
     ALGORITHMS[add("algorithm", config.settings_class)] = config
     send_by_value(config)
 
 
 def register_text_algorithm(rule: "TextRule") -> None:
-    """Let configs of language models choose a learning rule by the name in `rule.settings`; see
+    """Let language model configs choose a learning rule by the name in `rule.settings`; see
     `nip_ray.text.training.rules`.
 
     `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for
-    what the rule or its settings lack.
+    missing requirements of the rule or its settings.
     """
     from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 
     if not isinstance(rule, TextRule):
-        raise UserError(f"register_text_algorithm: {rule!r} is no TextRule")
+        raise UserError(f"register_text_algorithm: {rule!r} is not a TextRule")
     faults = list(rule.faults()) if is_dataclass(rule.settings) and isinstance(rule.settings, type) else []
     if faults:
         raise UserError(f"register_text_algorithm: {rule.settings.__name__}: {'; '.join(faults)}")
@@ -113,17 +113,17 @@ def register_provider(
 ) -> None:
     """Let configs choose a provider of language models by the name in `settings`.
 
-    settings: a frozen dataclass of `option`s, derived from `ProviderSettings`, whose class attributes say what the
-    provider can do. chat: makes a client; retries are its own, budget, prices and rate limits are kept around it.
-    fine_tuning: makes a backend (none: its models are not fine-tuned). See
-    `nip_ray.text.providers.conformance.check_provider`. Raises UserError when the name is taken, or for what `settings`
-    lacks.
+    settings: a frozen dataclass of `option`s, derived from `ProviderSettings`, whose class attributes state the
+    provider's abilities. chat: makes a client with its own retries; budget, prices and rate limits are applied around
+    it. fine_tuning: makes a backend (None: its models are not fine-tuned). See
+    `nip_ray.text.providers.conformance.check_provider`. Raises UserError when the name is taken, or for missing
+    requirements of `settings`.
     """
     from nip_ray.text.providers.interface import PROVIDERS, Provider
 
     for given in (chat, *([] if fine_tuning is None else [fine_tuning])):
         if not callable(given):
-            raise UserError(f"register_provider: {given!r} is no function of a Connection")
+            raise UserError(f"register_provider: {given!r} is not a function of a Connection")
     if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
         raise UserError(
             "register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out"

@@ -1,11 +1,10 @@
-"""How far a run is, on stderr: a bar in a terminal, lines elsewhere (logs, jobs, notebooks); nothing when quiet is
-asked for.
+"""The progress of a run on stderr: a bar in a terminal, lines elsewhere (logs, jobs, notebooks); nothing in quiet mode.
 
 Decisions that matter here:
-- where there is no terminal a line comes at each stage, at each evaluation and every `LINE_S` seconds: so a log tells a
-  run that works from one that hangs, and stays short;
-- in a terminal the figures have a line of their own: iteration, total and time left are there however narrow it is;
-- all of it is best effort: a terminal that was closed, a pipe without a reader or a full disk ends nothing.
+- without a terminal a line is printed at each stage, at each evaluation and every `LINE_S` seconds: so a log
+  distinguishes a working run from a hanging one, and stays short;
+- in a terminal the metrics have a line of their own, and iteration, total and time left are visible at any width;
+- all of it is best effort: a closed terminal, a pipe without a reader or a full disk ends nothing.
 """
 
 import errno
@@ -22,7 +21,7 @@ from nip_ray.errors import UserError
 from nip_ray.redaction import Redactor
 
 LINE_S = 30.0
-"""Seconds between two lines, where nothing else asks for one."""
+"""Maximum seconds between two lines."""
 Report = Callable[[int, dict[str, Any]], None]
 _NAME_COLUMNS = 30
 
@@ -42,7 +41,7 @@ _HEADLINES = (
 
 @contextmanager
 def progress_line(name: str, start: int, total: int, quiet: bool, unit: str = "iteration") -> Iterator[Report]:
-    """Yields ``report(done, figures)``. name: of the run. unit: what is counted, from `start` to `total`."""
+    """Yields ``report(done, figures)``. name: of the run. unit: of the count, from `start` to `total`."""
     if quiet:
         yield lambda done, figures: None
     elif BestEffort(sys.stderr).isatty():
@@ -60,7 +59,7 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
     from rich.text import Text
 
     class Bar(Progress):
-        """With the figures below it."""
+        """With the metrics below it."""
 
         figures = ""
 
@@ -69,12 +68,12 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
             yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
     class Left(TimeRemainingColumn):
-        """The time until the last iteration is done, nothing from then on."""
+        """The time until the last iteration is done, blank after that."""
 
         def render(self, task: Task) -> Text:
             return Text() if task.finished else super().render(task).append(" left")
 
-    whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, and the end of the title
+    whole = Column(no_wrap=True)  # in a narrow terminal the bar shrinks, and the end of the title
     columns = (
         TextColumn("{task.description}"),
         BarColumn(16),
@@ -103,7 +102,7 @@ def _lines(start: int, total: int, unit: str) -> Report:
         stage = re.sub(r"\s*\d+/\d+$", "", figures.get("stage", ""))
         tested = tuple(value for key, value in sorted(figures.items()) if key.startswith("eval")) or tested_before
         if done == start and "warmup" in stage:
-            began = now  # what is left is iterations
+            began = now  # the remaining work is iterations
         if now - told >= LINE_S or (stage, tested) != (stage_before, tested_before) or done == total:
             told = now
             left = (
@@ -116,7 +115,7 @@ def _lines(start: int, total: int, unit: str) -> Report:
 
 
 def duration(seconds: float) -> str:
-    """A length of time as a reader wants it."""
+    """A duration for readers."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -126,7 +125,7 @@ def duration(seconds: float) -> str:
 
 
 def headline(figures: dict[str, Any]) -> str:
-    """The headline figures that are there, in a few words."""
+    """The available headline metrics, in a few words."""
     return " · ".join(f"{label} {_shown(figures[key])}".strip() for key, label in _HEADLINES if key in figures)
 
 
@@ -139,21 +138,20 @@ def _shown(value: float | str | None) -> str:
 
 
 def say(text: str) -> None:
-    """One line on stderr, without secrets, for what a user should know of a run."""
+    """Print one line on stderr, without secrets."""
     print(Redactor()(text), file=BestEffort(sys.stderr), flush=True)
 
 
 def say_stage(text: str, quiet: bool) -> None:
-    """The same for what a run begins to do."""
+    """The same for the start of a stage."""
     if not quiet:
         say(text)
 
 
 class BestEffort(io.TextIOBase):
-    """A text stream that loses what cannot be written. stream: None for one that was closed before the process began.
+    """A text stream that drops unwritable text. stream: None for one that was closed before the process began.
 
-    needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has
-    gone away.
+    needed: for a command's main output; a loss raises UserError, or BrokenPipeError if the reader is gone.
     """
 
     def __init__(self, stream: Any, needed: bool = False) -> None:
@@ -162,16 +160,16 @@ class BestEffort(io.TextIOBase):
         self._needed = needed
 
     def write(self, text: str) -> int:
-        """All of `text` counts as written."""
+        """Always reports `text` as written."""
         try:
-            if self._stream is not None and text != "":  # nothing is written to find out whether a stream takes text
+            if self._stream is not None and text != "":  # do not write just to test the stream
                 self._stream.write(text)
         except (OSError, ValueError) as error:
             self._lost(error)
         return len(text)
 
     def flush(self) -> None:
-        """As far as it goes."""
+        """Flush as far as possible."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -179,14 +177,14 @@ class BestEffort(io.TextIOBase):
             self._lost(error)
 
     def isatty(self) -> bool:
-        """Whether a terminal is there to be written to."""
+        """True if it writes to a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except ValueError:  # closed
             return False
 
     def fileno(self) -> int:
-        """The stream's. Raises OSError where it has none."""
+        """The stream's. Raises OSError if it has none."""
         if self._stream is None:
             raise io.UnsupportedOperation("fileno")
         return self._stream.fileno()
@@ -202,11 +200,11 @@ class BestEffort(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """How the stream takes what its encoding lacks."""
+        """The stream's handling of unencodable text."""
         return getattr(self._stream, "errors", None) or "backslashreplace"
 
     def __getattr__(self, name: str) -> Any:
-        """What else the stream has, such as its `buffer`."""
+        """Other attributes of the stream, such as its `buffer`."""
         if name.startswith("_") or self._stream is None:
             raise AttributeError(name)
         return getattr(self._stream, name)
@@ -221,8 +219,8 @@ class BestEffort(io.TextIOBase):
 
 
 def open_standard_files() -> None:
-    """Put the null device where the process was started without stdin, stdout or stderr: the next file that it opens
-    would stand there."""
+    """Open the null device in place of a missing stdin, stdout or stderr: otherwise the next opened file would take its
+    descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,8 +1,8 @@
-"""Keeps the values of secret environment variables out of logs, files and messages.
+"""Keep the values of secret environment variables out of logs, files and messages.
 
 Decisions that matter here:
-- a secret is the value of a variable whose name says so, or that was named to us or read as a key; values are looked up
-  when they are needed, so that a variable set later counts too. Values shorter than 8 characters are let through: they
+- a secret is the value of a variable with a telling name, or one that was registered or read as a key; values are
+  looked up when needed, so that a variable set later counts too. Values shorter than 8 characters are not hidden: they
   would blot out ordinary words;
 - the filter formats a record before it cleans it, tracebacks included, so that nothing slips through an argument or a
   cause.
@@ -24,21 +24,19 @@ _read: set[str] = set()
 
 
 def is_key(variable: str) -> None:
-    """From now on the value of this environment variable is a secret, whatever it is called."""
+    """Treat the value of this environment variable as a secret from now on."""
     _read.add(variable)
 
 
 class Redactor(logging.Filter):
-    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: further variables that
-    are secret."""
+    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: more secret ones."""
 
     def __init__(self, variables: Iterable[str] = ()) -> None:
         super().__init__()
         self._named = set(variables)
 
     def secrets(self) -> list[str]:
-        """The values to hide, as they are and as they stand in addresses; the longest first, so that none is left in
-        half."""
+        """The values to hide, plain and as in addresses; the longest first, so that none is replaced in part."""
         named = self._named | _read
         values = [value.strip() for name, value in os.environ.items() if name in named or _SECRET_NAME.search(name)]
         forms = {
@@ -56,11 +54,11 @@ class Redactor(logging.Filter):
         return text
 
     def traceback(self, error: BaseException) -> str:
-        """The traceback of `error` and of all that led to it, without secrets."""
+        """The traceback of `error` and of all its causes, without secrets."""
         return self("".join(traceback.format_exception(error)))
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean a record in place; lets every one through."""
+        """Clean a record in place; passes every one."""
         record.msg, record.args = self(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = _plain.formatException(record.exc_info)
@@ -71,8 +69,7 @@ class Redactor(logging.Filter):
         return True
 
     def install(self) -> None:
-        """Filter all handlers that there are now, of every logger. Call it again after adding some; it is not added
-        twice."""
+        """Filter all present handlers of every logger. Call it again after adding handlers; it is never added twice."""
         loggers = [
             logging.getLogger(),
             *(entry for entry in logging.root.manager.loggerDict.values() if isinstance(entry, logging.Logger)),

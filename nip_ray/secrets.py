@@ -1,5 +1,4 @@
-"""Secret environment variables: keys are read here; what keeps them out of messages and files is
-`nip_ray.redaction`."""
+"""Read secret environment variables; `nip_ray.redaction` keeps them out of messages and files."""
 
 import os
 import re
@@ -13,8 +12,8 @@ _UNSENT = re.compile(r"[^\x21-\x7e]")
 
 
 def secret(variable: str, owner: str) -> str:
-    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not
-    set, or holds what no request can carry."""
+    """The value of an environment variable with a key. owner: of the key. Raises UserError when it is not set, or holds
+    characters that no request can carry."""
     is_key(variable)
     value = os.environ.get(variable, "").strip()
     if not value:

@@ -1,5 +1,4 @@
-"""Seeds by a stable hash: every random draw of an experiment comes from (config seed, purpose, worker, iteration,
-...)."""
+"""Seeds by a stable hash: every draw of an experiment comes from (config seed, purpose, worker, iteration, ...)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -30,10 +29,9 @@ def generator(seed: int, *purpose: str | int, device: "torch.device | str" = "cp
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws from torch's global generator of the processor begin at `seed` inside, and go on afterwards as if there had
-    been none.
+    """Within it, torch's global CPU generator starts at `seed`; its former state is restored afterwards.
 
-    Not `torch.manual_seed`, which keeps the stack of every call for devices that may come.
+    Not `torch.manual_seed`, which keeps the stack of every call for future devices.
     """
     import torch
 

@@ -5,14 +5,12 @@ Environments Hub.
     ProofTaskset, ProofEnv, OneCall = environment(Path(__file__).parent)
 
 Decisions that matter here:
-- an agent is a role: `--env.prover.model` and so on say who speaks for it, and for whom nothing is said the model under
-  evaluation speaks. Agents that the config freezes are not trained;
-- turns, payment, unusable replies and verdicts are the protocol's: a dialogue is played by `play_dialogue`, as
-  everywhere here;
-- an agent's side of a dialogue is one trace, as long as what it is shown only grows. Where it does not (a reply was
-  unusable, or held reasoning that nobody is shown again), it goes on in another trace, which begins with the whole
-  chat;
-- each trace is paid what the dialogue paid its agent. The record of the dialogue is in each trace's info;
+- an agent is a role: `--env.prover.model` and so on set its model, which by default is the model under evaluation.
+  Agents that the config freezes are not trained;
+- turns, payment, unusable replies and verdicts are the protocol's: a dialogue is played by `play_dialogue`, as in runs;
+- an agent's side of a dialogue is one trace, as long as its chat only grows. If it does not (a reply was unusable, or
+  had reasoning that is not shown again), it continues in another trace, which begins with the whole chat;
+- each trace gets its agent's reward of the dialogue. The record of the dialogue is in each trace's info;
 - a turn is one request, which this process sends through verifiers' own interception: no sandbox, and no program in
   one.
 """
@@ -37,7 +35,7 @@ import pydantic  # noqa: E402
 import verifiers.v1 as vf  # noqa: E402  # pyright: ignore[reportMissingImports]  # it cannot be installed beside the extra text
 
 INFO = "nip_ray"
-"""Under which a trace's info has the record of its dialogue."""
+"""The key of a dialogue's record in a trace's info."""
 
 
 class ProofData(vf.TaskData):
@@ -48,28 +46,28 @@ class ProofData(vf.TaskData):
 
 
 class ProofTask(vf.Task[ProofData]):
-    """A dialogue to be held about an item."""
+    """A dialogue about an item."""
 
 
 class ProofTasksetConfig(vf.TasksetConfig):
-    """Which items."""
+    """The choice of items."""
 
     split: Literal["train", "test"] = "test"
     """Items to learn from, or held-out ones."""
 
 
 class TurnData(vf.TaskData):
-    """What an agent is shown. reply_schema: the JSON schema that its replies are held to."""
+    """An agent's chat. reply_schema: the JSON schema of its replies."""
 
     reply_schema: dict[str, Any] | None = None
 
 
 class TurnTask(vf.Task[TurnData]):
-    """An agent's side of a dialogue, which is paid when the dialogue is over."""
+    """An agent's side of a dialogue, paid when the dialogue is over."""
 
 
 class OneCallConfig(vf.HarnessConfig):
-    """Nothing to choose."""
+    """No options."""
 
 
 class OneCall(vf.Harness[OneCallConfig]):
@@ -101,7 +99,7 @@ class OneCall(vf.Harness[OneCallConfig]):
                 "type": "json_schema",
                 "json_schema": {"name": "reply", "strict": True, "schema": schema},
             }
-        async with httpx.AsyncClient(timeout=None) as client:  # verifiers' own deadlines hold
+        async with httpx.AsyncClient(timeout=None) as client:  # verifiers' own deadlines apply
             response = await client.post(
                 f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
             )
@@ -118,10 +116,10 @@ class _Seat:
         self._stack = AsyncExitStack()
         self._open: Any = None
         self._shown: Chat = []
-        self._over = False  # a limit of its role was reached: it says nothing more
+        self._over = False  # a limit of its role was reached: no further replies
 
     async def answer(self, chat: Chat) -> Answer:
-        """What the model replies to this chat. Raises TrainingError when it cannot be asked."""
+        """The model's reply to this chat. Raises TrainingError if the request fails."""
         if self._over:
             return Answer(None, "unknown")
         if self._open is not None and chat[:-1] == self._shown:
@@ -135,7 +133,7 @@ class _Seat:
         trace = self._open.trace
         if segment.terminated:
             if trace.errors:
-                raise TrainingError(f"{trace.agent.name} could not be asked: {trace.errors[-1].message}")
+                raise TrainingError(f"{trace.agent.name} could not be queried: {trace.errors[-1].message}")
             self._over = True
             return Answer(None, "unknown")
         message, reason = segment.messages[-1], trace.calls[-1].finish_reason
@@ -151,16 +149,16 @@ class _Seat:
 
 
 def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf.Harness]]:
-    """What the module of a package exports: items, the protocol, and the way in which its agents are asked.
+    """The exports of a package's module: items, the protocol, and the harness of its agents.
 
     source: a folder that `nip-ray export verifiers` made, a run folder, a YAML file, a config, or its keys.
 
-    Raises UserError for what cannot be played.
+    Raises UserError for an unplayable source.
     """
     game = game_of(source)
     agents = language_agents(game.config)
     roles: dict[str, Any] = {}
-    # the limit of tokens is the protocol's; what else there is to say of a model is its user's
+    # the limit of tokens is the protocol's; the user sets other options of a model
     for name, settings in agents.items():
         sampling = vf.SamplingConfig(max_tokens=settings.reply_tokens)
         roles[name] = vf.AgentConfig, vf.AgentConfig(runtime=vf.SubprocessConfig(), sampling=sampling)
@@ -192,14 +190,14 @@ def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf
 
 
 def _row(game: Game, item: Any, number: int) -> ProofData:
-    """With what the verifier, or the first player, is shown at first, for readers."""
+    """A row, with the first observation of the verifier, or the first player, for readers."""
     scenario, seed = game.scenario, game.task(item, number, epoch=1).seed
     shown = shape_chat(scenario.fenced_chat(Dialogue(item, seed), scenario.protocol.viewpoint), "alternating")
     return ProofData(id=str(item.id), prompt=shown, item=game.kind.write_item(item), seed=seed)
 
 
 async def _played(game: Game, data: ProofData, agents: vf.Agents) -> tuple[Dialogue, list[vf.Trace]]:
-    """The dialogue, and the traces of all who spoke."""
+    """The dialogue, and the traces of all its speakers."""
     seats = {
         name: _Seat(getattr(agents, name), data.idx, game.scenario.reply_schema(name))
         for name in game.scenario.protocol.agents

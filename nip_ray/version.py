@@ -1,3 +1,3 @@
-"""The version of this package; a file of its own, since files of runs record it."""
+"""The version of this package, in a file of its own, since runs record it."""
 
 __version__ = "0.2.0"

@@ -1,5 +1,4 @@
-"""What the scripts share: flags of one scheme, configs of the published settings under any protocol, one run for each
-seed.
+"""The common part of the scripts: flags, configs of the published settings under any protocol, one run for each seed.
 
 Nothing heavy is imported before a run begins, so that `--help` and a wrong flag are answered at once.
 """
@@ -29,12 +28,12 @@ HEADLINES = ("accuracy", "completeness", "soundness", "undecided", "wl_bound", "
 
 
 def plain_parser(doc: str | None) -> ArgumentParser:
-    """Without any flags. doc: the script's own docstring, which `--help` shows as it stands."""
+    """A parser without flags. doc: the script's docstring, which `--help` shows unchanged."""
     return ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
 
 
 def run_parser(doc: str | None, seed: int) -> ArgumentParser:
-    """The flags of every script that makes runs. seed: where none is given."""
+    """The flags of every script that makes runs. seed: the default."""
     made = plain_parser(doc)
     made.add_argument(
         "--seeds", type=int, nargs="+", default=[seed], metavar="S", help=f"one run for each (default: {seed})"
@@ -61,7 +60,7 @@ def parser(doc: str | None) -> ArgumentParser:
 
 
 def gi_parser(doc: str | None) -> ArgumentParser:
-    """The same, with what the published scripts on graph isomorphism vary."""
+    """The same, with the flags of the published scripts on graph isomorphism."""
     made = parser(doc)
     made.add_argument("--protocol", choices=sorted(GI_CONFIGS), default="nip", help="(default: nip)")
     made.add_argument("--provers", choices=("trained", "random"), default="trained", help="(default: trained)")
@@ -74,12 +73,12 @@ def gi_parser(doc: str | None) -> ArgumentParser:
 
 
 def train_gi(arguments: Namespace, rule: str | None = None) -> None:
-    """Train under the protocol that the flags name. rule: the config whose `algorithm` replaces PPO's."""
+    """Train under the given protocol. rule: the config whose `algorithm` replaces PPO's."""
     train(arguments, GI_CONFIGS[arguments.protocol], gi_settings(arguments, rule))
 
 
 def gi_settings(arguments: Namespace, rule: str | None = None) -> list[str]:
-    """What the flags and `rule` change of the protocol's config, as `--set` has it. Raises UserError for wrong
+    """The changes of the flags and `rule` to the protocol's config, in the form of `--set`. Raises UserError for wrong
     turns."""
     protocol, settings = arguments.protocol, []
     provers = (
@@ -98,7 +97,7 @@ def gi_settings(arguments: Namespace, rule: str | None = None) -> list[str]:
 
 
 def windows(agents: Sequence[str], turns: Sequence[int]) -> dict[str, Any]:
-    """Schedules under which the agents learn one after the other, each for so many iterations. Raises UserError for
+    """Schedules under which the agents learn one after the other, each for a number of iterations. Raises UserError for
     wrong numbers."""
     if len(turns) != len(agents) or min(turns) < 1:
         raise UserError(
@@ -112,7 +111,7 @@ def windows(agents: Sequence[str], turns: Sequence[int]) -> dict[str, Any]:
 
 
 def cv_parser(doc: str | None) -> ArgumentParser:
-    """The same for language agents: their protocol, and who answers for them."""
+    """The same for language agents: their protocol and provider."""
     made = parser(doc)
     made.add_argument("--protocol", choices=CV_PROTOCOLS, default="nip", help="(default: nip)")
     who = (
@@ -131,7 +130,7 @@ def train_cv(arguments: Namespace, rule: str) -> None:
 
 
 def cv_settings(arguments: Namespace, rule: str) -> tuple[str, list[str]]:
-    """(config, what the flags change of it)."""
+    """(config, changes of the flags to it)."""
     file = {"ei": "ei_cv_offline", "malt": "malt_cv_offline"}[rule] if arguments.provider == "local" else f"{rule}_cv"
     written = read(file)
     limits = {
@@ -156,7 +155,7 @@ def cv_settings(arguments: Namespace, rule: str) -> tuple[str, list[str]]:
 
 
 def train(arguments: Namespace, file: str, settings: Sequence[str] = ()) -> None:
-    """One run for each seed, one after the other, under `file` with `settings`; prints a line of JSON for each."""
+    """One run for each seed, one after the other, of `file` with `settings`; prints a line of JSON for each."""
     from nip_ray import run_experiment
     from nip_ray.config.load import load_config
 
@@ -174,7 +173,7 @@ def train(arguments: Namespace, file: str, settings: Sequence[str] = ()) -> None
 
 
 def read(file: str) -> dict[str, Any]:
-    """A config of `tune_configs/` as it is written."""
+    """A config of `tune_configs/` as written."""
     from nip_ray.config.yaml_text import parse_yaml
 
     return parse_yaml((CONFIGS / f"{file}.yaml").read_text(encoding="utf-8"), file)
@@ -186,14 +185,12 @@ def assign(key: str, value: Any) -> str:
 
 
 def replace(key: str, value: Mapping[str, Any]) -> tuple[str, str]:
-    """What `--set` needs to put a mapping in the place of another, of which it would keep what `value` does not
-    name."""
+    """The arguments of `--set` that replace a mapping, which would otherwise keep keys that `value` does not name."""
     return assign(key, None), assign(key, value)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a mistake of the user's ends in one line and status 2, training that broke down in one line and
-    status 1."""
+    """Call `main`; a mistake of the user ends in one line and status 2, failed training in one line and status 1."""
     try:
         main()
     except (UserError, TrainingError) as error:

@@ -2,16 +2,15 @@
 solutions.
 
 Decisions that matter here:
-- a solution is changed only if it passes its problem's tests. A change counts when the sandbox shows that it is wrong:
-  it writes a wrong output in at least one test (share passed < 1 - share of crashes and time-outs), or, failing that,
-  writes another output than the original on an input that the model suggested, where the original ends well;
+- a solution is changed only if it passes its problem's tests. A change counts if the sandbox shows that it is wrong: a
+  wrong output in at least one test (share passed < 1 - share of crashes and time-outs), or else an output different
+  from the original's on an input that the model suggested, for which the original ends well;
 - per problem at most min(floor(fraction * solutions), max_modifications) solutions are changed, and as many others that
-  pass their tests are kept as they are: every row is balanced;
-- candidates with dangerous calls are thrown away as a courtesy; what protects is the sandbox, in which all of them run
+  pass their tests are kept unchanged: every row is balanced;
+- candidates with dangerous calls are discarded as a courtesy; the protection is the sandbox, in which all of them run
   isolated, unless the caller trusts the model;
 - every finished problem is a line of the output file or of the list of problems without a row beside it, written at
-  once: a run that was stopped continues where it was, and no problem is paid for twice. Rows stand in the order in
-  which they were finished.
+  once: a stopped run continues where it was, and no problem is paid for twice. Rows are in the order of completion.
 """
 
 import asyncio
@@ -55,7 +54,7 @@ DANGEROUS = (
     "exec(",
     "pickle",
 )
-"""What a candidate may not contain."""
+"""Forbidden parts of a candidate."""
 
 PROMPT = """Below is a programming problem, followed by a Python program that solves it correctly.
 
@@ -98,11 +97,11 @@ _INPUT = re.compile(r"PROBLEMATIC INPUT\s*\d*" + _BLOCK, re.DOTALL | re.IGNORECA
 
 @dataclass(frozen=True)
 class BuggyOptions:
-    """How to make wrong solutions.
+    """Options of making wrong solutions.
 
-    model: the provider's name. fraction_to_modify, max_modifications: see the module. num_problematic_inputs: inputs
-    that the model is asked to suggest, 0 to 10. max_attempts: replies asked for at once for one solution.
-    problems_at_once: worked on at the same time.
+    model: the provider's name. fraction_to_modify, max_modifications: see the module. num_problematic_inputs: number of
+    inputs that the model has to suggest, 0 to 10. max_attempts: concurrent requests for one solution. problems_at_once:
+    concurrent problems.
     """
 
     model: str
@@ -142,33 +141,33 @@ class ProgrammingProblem:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What a finished problem is known by."""
+        """The identity of a finished problem."""
         return self.split, self.id
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a reply suggests: a program, and inputs for which it should be wrong."""
+    """The content of a reply: a program, and inputs for which it should be wrong."""
 
     solution: str
     inputs: tuple[str, ...]
 
 
 class Sandbox(NamedTuple):
-    """What runs programs. test: `run_tests`, or what does the same. output: a program's output for an input, None
-    unless it ended well."""
+    """Runs programs. test: `run_tests`, or an equivalent. output: a program's output for an input, None unless it ended
+    well."""
 
     test: Callable[[str, Sequence[tuple[str, str]]], TestReport]
     output: Callable[[str, str], str | None]
 
 
 LEVELS = {"isolated": SandboxSettings(isolation="isolated"), "trusted": SandboxSettings()}
-"""How programs of a model run. A machine without bwrap, Docker and Podman refuses to isolate them."""
+"""Isolation of a model's programs. A machine without bwrap, Docker and Podman refuses to isolate them."""
 
 
 def sandbox(settings: SandboxSettings = LEVELS["isolated"]) -> Sandbox:
-    """The sandbox of this package at this level, with these limits. Raises UserError where it cannot isolate programs
-    and is to."""
+    """The sandbox of this package at this level, with these limits. Raises UserError if it cannot isolate programs as
+    required."""
     engine_for(settings)
 
     def output(solution: str, stdin: str) -> str | None:
@@ -178,7 +177,7 @@ def sandbox(settings: SandboxSettings = LEVELS["isolated"]) -> Sandbox:
     return Sandbox(lambda solution, tests: run_tests(solution, tests, settings), output)
 
 
-# ----------------------------------------------------------------------------------------------------------- problems
+# ------------------------------------------------------------------------------------------------------------- problems
 
 
 def problems_of(
@@ -186,8 +185,8 @@ def problems_of(
 ) -> Iterator[ProgrammingProblem]:
     """Problems of APPS rows of these difficulties that have tests on standard input and at least two solutions.
 
-    where: the file's name, for messages. Problems that are tested by calling a function are left out. Raises UserError
-    for malformed rows.
+    where: the file's name, for messages. Problems whose tests call a function are left out. Raises UserError for
+    malformed rows.
     """
     for row in rows:
         if row.values.get("difficulty") not in difficulties:
@@ -205,7 +204,7 @@ def problems_of(
 
 
 def _tests_of(row: Row, where: str) -> tuple[tuple[str, str], ...]:
-    """(input, output) of every test, none for a problem whose tests call a function."""
+    """(input, output) of every test, () for a problem whose tests call a function."""
     text = row.values.get("input_output")
     try:
         tests: Any = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
@@ -225,18 +224,18 @@ def _joined(lines: Any) -> str:
     return lines if isinstance(lines, str) else "\n".join(map(str, lines))
 
 
-# ------------------------------------------------------------------------------------------------------------- replies
+# -------------------------------------------------------------------------------------------------------------- replies
 
 
 def prompt(problem: ProgrammingProblem, solution: str, num_inputs: int) -> Chat:
-    """What the model is asked for one solution."""
+    """The prompt for one solution."""
     text = PROMPT.format(question=problem.question, solution=solution)
     return [{"role": "user", "content": text + (INPUTS_PROMPT.format(count=num_inputs) if num_inputs else "")}]
 
 
 def parse_candidate(reply: str | None) -> Candidate | None:
-    """What a reply suggests; None where it has no block "MODIFIED SOLUTION:", or one with a dangerous call. Of several
-    the last counts, since models think aloud before they answer."""
+    """The candidate in a reply; None without a block "MODIFIED SOLUTION:", or with a dangerous call. Of several the
+    last counts, since models reason before they answer."""
     _, reply = split_reasoning(reply or "")
     found = _MODIFIED.findall(reply)
     if not found or not found[-1].strip() or any(name in found[-1] for name in DANGEROUS):
@@ -245,7 +244,7 @@ def parse_candidate(reply: str | None) -> Candidate | None:
 
 
 def levenshtein(first: str, second: str) -> int:
-    """The smallest number of characters to insert, delete or replace that turns one text into the other."""
+    """The minimal number of characters to insert, delete or replace to turn one text into the other."""
     start = 0
     while start < min(len(first), len(second)) and first[start] == second[start]:
         start += 1
@@ -260,7 +259,7 @@ def levenshtein(first: str, second: str) -> int:
     return row[-1]
 
 
-# -------------------------------------------------------------------------------------------------------------- making
+# --------------------------------------------------------------------------------------------------------------- making
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ class _Maker:
     options: BuggyOptions
 
     async def row(self, problem: ProgrammingProblem) -> dict[str, Any] | None:
-        """The row of a problem in the columns of buggy-APPS; None where no solution could be made wrong."""
+        """The row of a problem in the columns of buggy-APPS; None if no solution could be made wrong."""
         numbers = list(range(len(problem.solutions)))
         Random(stable_seed(self.options.seed, "buggy", *problem.key)).shuffle(numbers)
         wanted = min(floor(self.options.fraction_to_modify * len(numbers)), self.options.max_modifications)
@@ -301,7 +300,7 @@ class _Maker:
         }
 
     async def _bug(self, problem: ProgrammingProblem, number: int) -> dict[str, Any] | None:
-        """A wrong version of a solution, with figures; None where no attempt gave one."""
+        """A wrong version of a solution, with metrics; None if no attempt gave one."""
         original = problem.solutions[number]
         attempts = await gather_or_cancel(
             self._attempt(problem, number, attempt) for attempt in range(self.options.max_attempts)
@@ -327,7 +326,7 @@ class _Maker:
         return parse_candidate((await self.client.complete(request)).content)
 
     def _differs(self, original: str, candidate: Candidate) -> bool:
-        """Whether candidate and original end well on a suggested input, with different outputs."""
+        """True if candidate and original end well on a suggested input, with different outputs."""
         for stdin in candidate.inputs[: self.options.num_problematic_inputs]:
             expected = self.sandbox.output(original, stdin)
             if expected is not None and self.sandbox.test(candidate.solution, [(stdin, expected)]).failed:
@@ -346,7 +345,7 @@ def _figures(number: int, original: str, solution: str, report: TestReport, atte
     } | {name: value for name, value in asdict(report).items() if name != "statuses"}
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 async def make_buggy(
@@ -357,11 +356,11 @@ async def make_buggy(
     runs: Sandbox | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Adds a row for every problem that is not done yet to the .jsonl file `out`.
+    """Add a row for every unfinished problem to the .jsonl file `out`.
 
-    runs: None for this package's sandbox, isolated, with its default limits. progress: takes the problems done, and how
-    many there are. Returns counts: `made` and `without_row` of this call, `done_before`. Raises what the client and the
-    sandbox raise, and UserError for a damaged file; what was finished by then stays.
+    runs: None for this package's sandbox, isolated, with its default limits. progress: called with the number of
+    finished problems and the total. Returns counts: `made` and `without_row` of this call, `done_before`. Raises the
+    errors of the client and the sandbox, and UserError for a damaged file; finished rows are kept.
     """
     if out.suffix != ".jsonl":
         raise UserError(f"{out}: rows are added one by one; name a .jsonl file")
@@ -392,7 +391,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
 
 
 def _keys_in(path: Path) -> Iterator[tuple[str, int]]:
-    """The problems of a file's rows. A last line that a crash tore is cut off. Raises UserError for other damage."""
+    """The problems of a file's rows. A torn last line is cut off. Raises UserError for other damage."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -406,5 +405,5 @@ def _keys_in(path: Path) -> Iterator[tuple[str, int]]:
             yield str(row["apps_split"]), int(row["apps_problem_id"])
         except (ValueError, TypeError, KeyError):
             raise UserError(
-                f"{path}: line {number}: is no row of buggy-APPS; expected: JSON with apps_split and apps_problem_id"
+                f"{path}: line {number}: is not a row of buggy-APPS; expected: JSON with apps_split and apps_problem_id"
             ) from None

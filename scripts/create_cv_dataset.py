@@ -23,7 +23,7 @@ from _common import DIFFICULTIES, plain_parser, run
 
 
 def main() -> None:
-    """Write the file and print what is in it."""
+    """Write the file and print a summary."""
     parser = plain_parser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", help="a .jsonl file")
     parser.add_argument("--built-in", action="store_true", help="write the built-in set into the package instead")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make_items(arguments: Namespace) -> dict[str, Any]:
-    """Make problems of our own families. Returns what was written."""
+    """Make problems of our own families. Returns a summary."""
     from code_validation.make import make  # noqa: I001
     from nip_ray.scenarios.code_validation.create import check_place, write_made
 
@@ -67,7 +67,7 @@ def make_items(arguments: Namespace) -> dict[str, Any]:
 
 
 def write_built_in() -> int:
-    """Make the file that the package ships. Returns the number of its problems."""
+    """Make the package's file. Returns the number of its problems."""
     from code_validation.make import built_in_places, make_pairs  # noqa: I001
     from nip_ray.scenarios.code_validation.built_in import FILE
 
@@ -77,7 +77,7 @@ def write_built_in() -> int:
 
 
 async def make_wrong(arguments: Namespace) -> dict[str, int]:
-    """Let a model write wrong solutions. Returns how many problems have a row."""
+    """Let a model write wrong solutions. Returns the number of problems with a row."""
     from buggy import LEVELS, BuggyOptions, make_buggy, problems_of, sandbox  # noqa: I001
     from nip_ray.scenarios.code_validation.files import read_rows
     from nip_ray.settings.providers import BudgetSettings, OpenAIProvider

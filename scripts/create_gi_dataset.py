@@ -11,7 +11,7 @@ from _common import plain_parser, run
 
 
 def main() -> None:
-    """Write the files and print what is in them."""
+    """Write the files and print a summary."""
     parser = plain_parser(__doc__)
     parser.add_argument("out", type=Path, help="a .npz file, or a folder")
     parser.add_argument("--pairs", type=int, default=1000, metavar="N", help="(default: 1000)")

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""How well a language model judges programs alone, untrained: a lone verifier on held-out items, by difficulty, with 95
-% intervals.
+"""Accuracy of an untrained language model as a lone verifier on held-out items, by difficulty, with 95 % intervals.
 
 OPENAI_API_KEY=... python scripts/cv_benchmark.py --model gpt-4o-mini --source buggy_apps --difficulties interview
 --max-problems 50
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def experiment(arguments: Namespace, seed: int, level: str) -> dict[str, Any]:
-    """The config: nobody learns, and training is one dialogue, since there is none without."""
+    """The config: no agent learns, and training is one dialogue, the minimum."""
     verifier = {"provider": "judge", "model": arguments.model, "temperature": arguments.temperature, "frozen": True}
     data = {"source": arguments.source, "difficulties": [level], "num_train": 2, "num_test": arguments.max_problems}
     return {

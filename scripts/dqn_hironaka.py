@@ -13,7 +13,7 @@ from _common import CONFIGS, parser, run
 
 
 def main() -> None:
-    """Train once for each seed and print what the matches came to."""
+    """Train once for each seed and print the results of the matches."""
     made = parser(__doc__)
     made.set_defaults(seeds=[0])
     made.add_argument("--role", choices=("host", "agent"), default="host", help="who learns (default: host)")

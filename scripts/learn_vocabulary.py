@@ -43,7 +43,7 @@ def texts_of(path: Path) -> list[str]:
 
 
 def main(paths: list[str]) -> None:
-    """Write the file that is shipped."""
+    """Write the package's file."""
     texts = (text for path in paths for text in texts_of(Path(path)))
     VOCABULARY.write_text(learn_vocabulary(texts) + "\n", encoding="utf-8")
 

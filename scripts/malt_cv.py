@@ -11,7 +11,7 @@ from _common import cv_parser, run, train_cv
 
 
 def main() -> None:
-    """Train once for each seed and print the held-out figures."""
+    """Train once for each seed and print the held-out metrics."""
     train_cv(cv_parser(__doc__).parse_args(), "malt")
 
 

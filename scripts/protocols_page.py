@@ -21,9 +21,8 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Entry:
-    """What the page shows under one heading: a protocol with these parameters. known: what theory says of its
-    equilibrium, with the source; read by people alone.
-    """
+    """A section of the page: a protocol with these parameters. known: theory of its equilibrium, with the source, for
+    readers."""
 
     name: str
     known: str
@@ -31,7 +30,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The protocol and what is set of it."""
+        """The protocol and its parameters."""
         return ", ".join([self.name, *(f"{key}: {str(value).lower()}" for key, value in self.params.items())])
 
     @property
@@ -230,7 +229,7 @@ def _side_by_side() -> Iterator[str]:
 
 
 def _order(table: Protocol) -> str:
-    """Who speaks in a cycle of rounds: those of a round joined by +, rounds by commas, seed classes by "or"."""
+    """The agents in a cycle of rounds: those of a round joined by +, rounds by commas, seed classes by "or"."""
     cycles = [
         [" + ".join(dict.fromkeys(agent for agent, _ in turns)) for turns in one[: table.max_rounds]]
         for one in table.turns
@@ -239,13 +238,13 @@ def _order(table: Protocol) -> str:
 
 
 def _shortened(cycle: Sequence[str]) -> Sequence[str]:
-    """A cycle that says the same two or three things again and again, said once."""
+    """A cycle that repeats the same two or three rounds, written once."""
     period = next((p for p in (2, 3) if len(cycle) > 2 * p and cycle[:p] == cycle[p : 2 * p]), None)
     return cycle if period is None else [*cycle[:period], "...", cycle[-1]]
 
 
 def _hidden(table: Protocol) -> str:
-    """Who does not read which channel."""
+    """The agents that do not read a channel."""
     hidden = {
         agent: [channel for channel in table.channels if channel not in table.sees[agent]] for agent in table.agents
     }
@@ -253,7 +252,7 @@ def _hidden(table: Protocol) -> str:
 
 
 def _wishes(table: Protocol) -> str:
-    """What each agent is paid for, in a word; in each role, where that differs."""
+    """Each agent's goal, in a word; by role, where that differs."""
     said = []
     for agent in table.agents:
         words = {role: _wish(table, agent, role) for role in table.roles or ("",)}
@@ -302,7 +301,7 @@ def _section(entry: Entry) -> Iterator[str]:
 
 
 def _earns(agent: str, table: Protocol) -> str:
-    """What an agent is paid, in amounts."""
+    """An agent's payments, in amounts."""
     extra = table.zero_knowledge
     if extra is None or agent in table.verifiers:
         return paid(agent, table)

@@ -9,7 +9,7 @@ from _common import gi_parser, run, train_gi
 
 
 def main() -> None:
-    """Train once for each seed and print the held-out figures."""
+    """Train once for each seed and print the held-out metrics."""
     train_gi(gi_parser(__doc__).parse_args(), "reinforce_gi")
 
 

@@ -1,10 +1,10 @@
 """Hooks of MkDocs: an API page for each package, and copies of the files outside docs/ that pages link to.
 
 Decisions that matter here:
-- API pages are made of docstrings, by mkdocstrings, without importing anything; `api_pages` says which modules stand
-  where, and the tests count that every public name is there;
-- pages link as they do in the repository. A link that leaves docs/ leads to a copy of the file below `repository/`, so
-  that the site needs neither a host nor a connection.
+- API pages are made from docstrings, by mkdocstrings, without importing anything; `api_pages` assigns modules to pages,
+  and the tests check that every public name is there;
+- pages link as in the repository. A link out of docs/ leads to a copy of the file below `repository/`, so the site
+  needs neither a host nor a connection.
 """
 
 import ast
@@ -63,7 +63,7 @@ def source_of(module: str) -> Path:
 
 def public_names(module: str) -> Iterator[tuple[str, str | None]]:
     """(dotted name, docstring) of a module and of every public class, method and function that it defines. Setters,
-    overloads and methods that are marked as overrides are left out: their docstrings are elsewhere."""
+    overloads and methods marked as overrides are left out: their docstrings are elsewhere."""
     tree = ast.parse(source_of(module).read_text(encoding="utf-8"))
     yield module, ast.get_docstring(tree)
     yield from _defined(tree.body, module)
@@ -81,8 +81,7 @@ def _defined(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, str | Non
             yield from _defined(node.body, f"{prefix}.{node.name}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# hooks of MkDocs
+# ------------------------------------------------------------------------------------------------------ hooks of MkDocs
 
 
 def on_config(config: Any) -> None:
@@ -113,7 +112,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Lead links that leave docs/, and those of the copies, to pages of the site."""
+    """Point links out of docs/, and those of the copies, to pages of the site."""
     own = page.file.src_uri
     here = _original(own) if own.startswith(f"{COPIES}/") else f"docs/{own}"
 
@@ -125,12 +124,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return "".join(part if n % 2 else _LINK.sub(led, part) for n, part in enumerate(_CODE.split(markdown)))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# pages that are made
+# ------------------------------------------------------------------------------------------------------ generated pages
 
 
 def api_page(page: str, modules: list[str]) -> str:
-    """The Markdown of an API page: its modules, each as a heading with all that it defines."""
+    """The Markdown of an API page: its modules, each as a heading with its contents."""
     title = page.removeprefix("api/").removesuffix(".md")
     return "\n\n".join([f"# {title}", *(f"::: {module}" for module in modules)]) + "\n"
 
@@ -146,7 +144,7 @@ def _original(copy: str) -> str:
 
 
 def copy_of(path: str) -> str:
-    """A file of the repository as a page: Markdown as it is, a notebook cell by cell, a folder as a list of its files,
+    """A file of the repository as a page: Markdown unchanged, a notebook cell by cell, a folder as a list of its files,
     anything else as a block of code that the search leaves out."""
     file = ROOT / path
     if file.is_dir():
@@ -167,7 +165,7 @@ def _cell(cell: dict[str, Any]) -> str:
 
 
 def _outside(here: str, text: str) -> Iterator[str]:
-    """The paths outside docs/ that a page at `here` links to, as seen from the repository."""
+    """The paths outside docs/ that a page at `here` links to, relative to the repository."""
     for n, part in enumerate(_CODE.split(text)):
         for match in _LINK.finditer(part) if n % 2 == 0 else ():
             path = posixpath.normpath(posixpath.join(posixpath.dirname(here), match[2]))

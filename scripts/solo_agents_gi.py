@@ -10,7 +10,7 @@ from _common import parser, run, train
 
 
 def main() -> None:
-    """Train each agent once for each seed and print the held-out figures beside the upper bound for its network."""
+    """Train each agent once for each seed and print the held-out metrics and the upper bound for its network."""
     flags = parser(__doc__)
     flags.add_argument(
         "--agents", nargs="+", choices=("verifier", "prover"), default=["verifier", "prover"], help="(default: both)"

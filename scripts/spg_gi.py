@@ -11,7 +11,7 @@ VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
 
 
 def main() -> None:
-    """Train once for each seed and print the held-out figures."""
+    """Train once for each seed and print the held-out metrics."""
     parser = gi_parser(__doc__)
     parser.add_argument(
         "--variant", choices=VARIANTS, default="psos", help="which rule of the family (default: psos, as published)"

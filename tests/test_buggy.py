@@ -244,7 +244,7 @@ def test_what_was_finished_stays_when_the_client_gives_up(tmp_path: Path) -> Non
 
 def test_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"apps_split": "train", "apps_problem_id": 1}\n{"a": 2}\n')
-    with pytest.raises(UserError, match=r"x.jsonl: line 2: is no row of buggy-APPS"):
+    with pytest.raises(UserError, match=r"x.jsonl: line 2: is not a row of buggy-APPS"):
         make(tmp_path / "x.jsonl", lambda request: None, [])
     with pytest.raises(UserError, match=r"name a .jsonl file"):
         make(tmp_path / "x.parquet", lambda request: None, [])

@@ -225,7 +225,7 @@ def test_list(run_dir: Path) -> None:
     assert "<U+001B>]0;owned<U+0007>" in call("list", run_dir.parent).stdout
     assert "no such folder" in one_line_error(call("list", "nowhere"))
     assert "is a file" in one_line_error(call("view", run_dir / "config.yaml"))
-    assert "is no address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))
+    assert "is not an address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))
 
 
 def test_list_keeps_words_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

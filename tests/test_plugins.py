@@ -200,15 +200,15 @@ def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str)
 
 
 def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
-    with pytest.raises(UserError, match="no subclass of ProtocolAlgorithmConfig"):
+    with pytest.raises(UserError, match="is not a subclass of ProtocolAlgorithmConfig"):
         register_algorithm(OnPolicySettings)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="is no LanguageScenarioKind"):
+    with pytest.raises(UserError, match="is not a LanguageScenarioKind"):
         register_language_scenario(Mine)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="items: 3 is no function"):
+    with pytest.raises(UserError, match="items: 3 is not a function"):
         register_language_scenario(LanguageScenarioKind(Mine, len, 3, len))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="is no TextRule"):
+    with pytest.raises(UserError, match="is not a TextRule"):
         register_text_algorithm(Mine)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no function of"):
+    with pytest.raises(UserError, match="is not a function of"):
         register_scenario(Mine, None)  # type: ignore[arg-type]
 
 
@@ -223,8 +223,8 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         ((TokenTrainingSettings,), {"advantages": len, "loss": len, "figures": len}, "figures is for"),
         ((), {"examples": len, "loss": len}, "loss is for"),
         ((), {"pairs": len}, "set `replaces_guesses = False`"),
-        ((), {"examples": 3}, "examples: 3 is no function"),
-        ((TokenTrainingSettings,), {"advantages": len, "loss": None}, "loss: None is no function"),
+        ((), {"examples": 3}, "examples: 3 is not a function"),
+        ((TokenTrainingSettings,), {"advantages": len, "loss": None}, "loss: None is not a function"),
     ],
 )
 def test_a_rule_of_language_models_is_of_one_piece(bases: Any, given: dict[str, Any], said: str) -> None:

@@ -1,9 +1,8 @@
-"""The command line: `nip-ray VERB`. Thin: every verb checks its arguments, calls one function of another room and
-prints what it returns.
+"""The command line: `nip-ray VERB`. Every verb checks arguments, calls a function of another package and prints the
+result.
 
-Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant.
-Exit codes: 0 done, 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130
-interrupted.
+Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant. Exit codes: 0 done,
+1 training went wrong, 2 the user's mistake (one line that says what would be right), 130 interrupted.
 
 Decisions that matter here:
 
@@ -55,13 +54,13 @@ def main() -> None:
     warnings.formatwarning = _warning
     try:
         app(prog_name="nip-ray")
-    except KeyboardInterrupt:  # outside of every verb's own care: one that came a moment after another
+    except KeyboardInterrupt:  # outside of the verbs' handling: one that came just after another
         raise SystemExit(130) from None
-    except UserError as error:  # stdout cannot be written, where no verb was at work
+    except UserError as error:  # stdout cannot be written, outside of verbs
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
     finally:
-        sys.stdout = BestEffort(sys.stdout)  # what is left in its buffer is no error at exit
+        sys.stdout = BestEffort(sys.stdout)  # a full buffer is not an error at exit
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -75,7 +74,7 @@ def _warning(message: Warning | str, category: type[Warning], *where: object) ->
 
 
 def _end_at_next_signal(code: int) -> None:
-    """Let signals that come while an interrupted process ends finish it, without a traceback of whatever it is at."""
+    """End the process at further signals while an interrupted process ends, without a traceback."""
 
     def end(signum: int, frame: FrameType | None) -> None:
         os._exit(code)

@@ -39,17 +39,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 class ConfigCommand(TyperCommand):
-    """A verb that reads a config: to an option that there is not it answers with the config's keys of that name, for
-    `--set`."""
+    """A verb that reads a config: for an unknown option it suggests the config's keys of that name, for `--set`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's."""
+        """Like click's."""
         try:
             return super().parse_args(ctx, args)
         # NoSuchOption or another UsageError, of click or of the click that typer brings along
         except Exception as error:
             known: Any = error
-            if getattr(error, "message", "").endswith(("])", "})")):  # further arguments, which end in a list of YAML
+            if getattr(error, "message", "").endswith(("])", "})")):  # further arguments, which end in a YAML list
                 known.message += "; a value with spaces needs quotes, as in --set 'a.b=[1, 2]'"
             if name := getattr(error, "option_name", "").lstrip("-").replace("-", "_"):
                 from nip_ray.config.experiment import ExperimentConfig
@@ -65,8 +64,7 @@ class ConfigCommand(TyperCommand):
 
 @contextmanager
 def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: of a run that could be
-    resumed."""
+    """Turn known exceptions into one line on stderr and an exit code. run_dir: of a run that could be resumed."""
     try:
         yield
     except UserError as error:
@@ -83,8 +81,7 @@ def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
 
 
 end_at_once: Callable[[int], None] | None = None
-"""What makes any further signal end the process without another word, with this exit code; set where the process is
-ours."""
+"""Makes any further signal end the process silently, with this exit code; set if the process is ours."""
 
 
 def how_ended(signum: int) -> str:
@@ -99,12 +96,12 @@ def exit_with(message: str, code: int) -> typer.Exit:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if a run's config is there."""
+    """Return True if the folder has a run's config."""
     return (folder / "config.yaml").is_file()
 
 
 def check_run_dir(folder: Path) -> None:
-    """UserError where `folder` is not a run's."""
+    """Raise UserError unless `folder` is a run's."""
     if folder.is_file():
         raise UserError(
             f"{folder}: is a file, name the folder of a run; a config is for `nip-ray train {quote(str(folder))}`"
@@ -132,8 +129,7 @@ def check_run_dir(folder: Path) -> None:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120
 ) -> None:
-    """Print a plain table on stdout. words: columns of text; the others are numbers. width: the width without a
-    terminal."""
+    """Print a plain table on stdout. words: columns of text; the others are numbers. width: without a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -154,7 +150,7 @@ def for_people() -> AbstractContextManager[Any]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object; what is not finite becomes null, which every reader knows."""
+    """Print one JSON object, with null for non-finite numbers."""
     from nip_ray.storage.folder import json_ready
 
     typer.echo(json.dumps(json_ready(value), allow_nan=False))
@@ -166,7 +162,7 @@ def number(value: Any) -> str:
 
 
 def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[float, ...]:
-    """The numbers of a list with commas; UserError names `option` where one is none."""
+    """The numbers of a list with commas; raises UserError, with `option`, for anything else."""
     try:
         return tuple(kind(part) for part in text.replace(",", " ").split())
     except ValueError:
@@ -216,5 +212,5 @@ def _options(
         from nip_ray.config.plugins import TRUST
 
         before = os.environ.get(TRUST)
-        os.environ[TRUST] = "1"  # workers read it, too
+        os.environ[TRUST] = "1"  # workers read it too
         ctx.call_on_close(lambda: os.environ.pop(TRUST) if before is None else os.environ.update({TRUST: before}))

@@ -1,7 +1,6 @@
-"""Shell completion of keys of configs after `--set`, and of run folders. Verbs and options are typer's.
+"""Shell completion of config keys after `--set`, and of run folders. Typer completes verbs and options.
 
-Nothing that is named on the line is run or fetched: of the config the file alone is read, and its plugins are not
-imported.
+Nothing on the line is run or fetched: only the config file is read, and its plugins are not imported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from nip_ray.errors import UserError
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Run folders whose path begins with `incomplete`, or else those of runs/; none: the shell completes files."""
+    """Run folders whose path begins with `incomplete`, or else those of runs/; if none, the shell completes files."""
     from nip_ray.storage.listing import find_runs
 
     above = incomplete[: incomplete.rfind("/") + 1]
@@ -36,8 +35,7 @@ def folders(incomplete: str) -> list[str]:
 
 
 def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """`KEY=` with what it takes, of the keys that the config (or run folder, or runner file) on the command line can
-    have."""
+    """`KEY=` with its valid values, for the keys of the config (or run folder, or runner file) on the command line."""
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.config.keys import resumable
     from nip_ray.config.load import is_runner, text_names
@@ -68,7 +66,7 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
-    """The config of the first file among the arguments, changed by the `--set` before; empty if it cannot be read."""
+    """The config of the first file among the arguments, with the preceding `--set`; {} if it cannot be read."""
     from nip_ray.config.load import read_mapping
 
     given = [*filter(None, map(ctx.params.get, ("config", "run_dir", "runner"))), *ctx.args]
@@ -81,8 +79,7 @@ def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
 
 
 def _keys(kind: type, data: Any, agents: Sequence[str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys below a settings class with what they take; of a union that `data` has chosen from by name, that member's
-    alone."""
+    """Keys below a settings class with valid values; for a union whose member `data` names, only that member's."""
     from nip_ray.config.keys import branches, keys_of, place, tag_of, value_annotation
 
     for name, key in keys_of(kind).items():

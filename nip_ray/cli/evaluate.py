@@ -70,7 +70,7 @@ def evaluate(
             _rerun(folder, dataset, seed, as_json)
             return
         _refuse_no_file("--instances", instances)
-        # whatever a library prints: stdout is for the figures
+        # libraries may print: stdout is for the metrics
         with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
             check_run_dir(folder)
             from nip_ray.evaluation.verbs.evaluate import evaluate_run
@@ -178,8 +178,7 @@ def _refuse_no_file(option: str, out: Path | None) -> None:
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:
-    """Checkpoints of the one role down, those of the other across, with ratings; of many, some that are spread over
-    time."""
+    """Print checkpoints of the one role down, those of the other across, with ratings; of many, some over time."""
     from nip_ray.play.opponent_pool import thinned
 
     row, column = found["roles"]
@@ -215,7 +214,7 @@ def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]
 
 
 def _print_attack(figures: Mapping[str, Any]) -> None:
-    """Print the attackers and how often the verifier was right."""
+    """Print the attackers and the verifier's accuracy against each."""
     for goal, table in figures.get("attack", {}).items():
         if not (isinstance(table, dict) and "attackers" in table):
             continue
@@ -247,7 +246,7 @@ def _interval(record: Mapping[str, Any]) -> str:
 
 
 def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool) -> None:
-    """Examine all checkpoints of a run and print what came of it."""
+    """Evaluate all checkpoints of a run and print the results."""
     with redirect_stdout(sys.stderr):
         from nip_ray.evaluation.verbs.rerun import rerun_tests
 

@@ -1,4 +1,4 @@
-"""`nip-ray export ...`: what other tools read of a run."""
+"""`nip-ray export ...`: runs in the formats of other tools."""
 
 import sys
 from contextlib import redirect_stdout
@@ -29,7 +29,7 @@ def inspect(
         typer.Option(metavar="N", help="Iteration to export (default: the last tested)", show_default=False),
     ] = None,
 ) -> None:
-    """Write a test of a run of language models as a log of Inspect: every dialogue with its scores, for `inspect
+    """Write a test of a run of language models as an Inspect log: every dialogue with its scores, for `inspect
     view`."""
     with errors():
         check_run_dir(run_dir)
@@ -57,8 +57,7 @@ def hf(
         ),
     ] = None,
 ) -> None:
-    """Write a run for the Hugging Face Hub: its models as safetensors and its transcripts as a data set, each with a
-    card."""
+    """Write a run for the Hugging Face Hub: models as safetensors and transcripts as a data set, with cards."""
     with errors():
         check_run_dir(run_dir)
         with redirect_stdout(sys.stderr):

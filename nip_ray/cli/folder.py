@@ -64,7 +64,7 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
 
 
 def _plain(text: str) -> str:
-    """Texts of runs, which others have written, as a terminal can show them without obeying them."""
+    """Texts of runs, which are untrusted, without terminal control characters."""
     from nip_ray.play.transcripts import visible
 
     return visible(text.encode(errors="replace").decode())
@@ -78,7 +78,7 @@ def view(
         str, typer.Option(help="Address to listen on. Anyone who can reach it can read the runs.")
     ] = "127.0.0.1",
 ) -> None:
-    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side; it follows live
+    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side, also of live
     runs."""
     with errors():
         from nip_ray.runs.view import view as serve

@@ -1,6 +1,6 @@
 """`nip-ray new`: a protocol, scenario, algorithm or provider of your own to start from, with its config and its test.
 
-The examples are the templates: what they call themselves is replaced, in code and configs, not in prose.
+The examples are the templates: their names are replaced, in code and configs, not in prose.
 """
 
 import json
@@ -95,11 +95,11 @@ def new(
 
 
 def _files(kind: Kind, name: str, out: Path) -> dict[Path, str]:
-    """Path -> text of the three files. Raises UserError for a name that cannot be one."""
+    """Path -> text of the three files. Raises UserError for an invalid name."""
     _check_name(kind, name)
     example, old, old_class = f"examples/own_{kind}", _CALLED[kind], _CLASSES.get(kind, "no class")
     new_class = "".join(part.title() for part in name.split("_"))
-    # with the examples where it is installed; in a clone they are beside it
+    # installed with the examples; in a clone they are beside it
     package = Path(__file__).resolve().parents[1]
     folder = next(found for found in (package / "examples", package.parent / "examples") if found.is_dir())
     code, config = ((folder / f"own_{kind}.{suffix}").read_text(encoding="utf-8") for suffix in ("py", "yaml"))
@@ -126,7 +126,7 @@ def _files(kind: Kind, name: str, out: Path) -> dict[Path, str]:
 
 
 def _check_name(kind: Kind, name: str) -> None:
-    """UserError for a name that is none, or that something else has."""
+    """Raise UserError for an invalid or taken name."""
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
     from nip_ray.config.load import names_of

@@ -61,7 +61,7 @@ def serve_model(
         "served"
     ),
     num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
-    engine: Annotated[str, typer.Option(hidden=True)] = "auto",  # scripts for earlier versions say it
+    engine: Annotated[str, typer.Option(hidden=True)] = "auto",  # accepted for scripts of earlier versions
     max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,
     api_key_variable: Annotated[
         str | None,

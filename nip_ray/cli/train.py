@@ -87,7 +87,7 @@ def train(
             folder = run_dir
             result = resume_as(checked, folder, quiet=quiet)
         else:
-            if run_dir is None:  # runs/NAME-seedSEED, or with -2, -3 ... behind it: the first that does not exist
+            if run_dir is None:  # runs/NAME-seedSEED, or with -2, -3 ... appended: the first that does not exist
                 first = Path("runs") / f"{checked.name}-seed{checked.seed}"
                 names = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
                 folder = next(name for name in names if not name.exists())
@@ -142,8 +142,8 @@ def resume(
 
 
 def _new_run_dir(folder: Path) -> Path:
-    """`folder`, which must be new or empty, but for what a killed process (hidden files) or a run that failed at once
-    has left."""
+    """`folder`, which must be new or empty, apart from leftovers of a killed process (hidden files) or of a run that
+    failed at once."""
     from nip_ray.storage.folder import only_begun
 
     if folder.exists() and not folder.is_dir():

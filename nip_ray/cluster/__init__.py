@@ -1,1 +1,1 @@
-"""Ray and the machine: starting or joining it, what a run asks of it, ending in order, who hangs, the doctor."""
+"""Ray and the machine: starting or joining Ray, required resources, orderly shutdown, hang detection, the doctor."""

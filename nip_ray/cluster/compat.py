@@ -1,4 +1,4 @@
-"""What we use of Ray's core that is not public: here alone, each name with the version of Ray in which it was read.
+"""All uses of non-public names of Ray's core, each with the version of Ray in which it was read.
 
 Ray is imported on first use: a run without remote workers does not need it.
 """
@@ -22,10 +22,10 @@ _ANSWER_SECONDS = 20.0
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """While this holds, a Ray that is started takes 127.0.0.1 for its node's address, which all its servers listen on.
+    """While this holds, a newly started Ray uses 127.0.0.1 as its node's address, on which all its servers listen.
 
-    Ray's own switch for it is $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which it reads when it is imported; that may be long
-    ago. An address that is asked for by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
+    Ray's own switch for it, $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, is read at import, which may be long ago. Requesting
+    the address by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
     """
     from ray._private import ray_constants
 
@@ -38,7 +38,7 @@ def on_loopback() -> Iterator[None]:
 
 
 def answer_of(address: str) -> str:
-    """How a Ray cluster at HOST:PORT answers a call that shows our token, by gRPC's words: `ok`, `unauthenticated`,
+    """The response of a Ray cluster at HOST:PORT to a call with our token, in gRPC's words: `ok`, `unauthenticated`,
     `unavailable` ..."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel  # with Ray's token and TLS settings
@@ -56,5 +56,5 @@ def answer_of(address: str) -> str:
 
 
 def is_refused_token(error: Exception) -> bool:
-    """True if a cluster's refusal of our token is why `ray.init` failed. Ray 2.60.0 says so in words alone."""
+    """True if `ray.init` failed because a cluster refused our token. Ray 2.60.0 only reports this in the message."""
     return "InvalidAuthToken" in f"{error} {error.__cause__}"

@@ -1,15 +1,15 @@
 """`nip-ray doctor`: check that this machine can run nip_ray.
 
 Decisions that matter here:
-- a check yields findings: a "problem" is what a local run would fail on, or should not be started with; a "note" all
-  else that is worth knowing. The verdict counts problems alone;
-- a check tries the thing itself (a run is made where runs are kept, a program runs in the sandbox), and leaves nothing
-  behind. It starts no Ray, and the network is asked for nothing but a connection to the cluster that RAY_ADDRESS names;
+- a check yields findings: a "problem" would make a local run fail, or should be fixed before one; a "note" is other
+  information. The verdict counts only problems;
+- a check tries the real operation (making a run in the storage path, running a program in the sandbox), and cleans up.
+  It does not start Ray, and its only network access is a connection to the cluster in RAY_ADDRESS;
 - a finding holds no value of a secret, and none of a variable that might hold one by mistake, such as RAY_ADDRESS or
   RAY_AUTH_MODE;
-- ranges of versions come from nip_ray's own metadata, and the extras of what it needs are looked up, too:
-  `ray[default]` without aiohttp is a Ray without a job server;
-- containers and schedulers limit by control groups what `free` and `nproc` do not show. Both versions are read, at
+- ranges of versions come from nip_ray's own metadata, and the extras of requirements are checked too: `ray[default]`
+  without aiohttp lacks the job server;
+- containers and schedulers set limits by control groups that `free` and `nproc` do not show. Both versions are read, at
   every level: the tightest counts. Files that a process read stay in its group's memory until needed, and do not count
   as used.
 """
@@ -39,7 +39,7 @@ from nip_ray.storage.folder import RunFolder
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-VERSION = 1  # of the format that `as_json` gives
+VERSION = 1  # of the format of `as_json`
 PROJECT, STORAGE, SHARED = "nip_ray", Path("runs"), Path("/dev/shm")
 LEAST_MEMORY, EASY_MEMORY = 300 << 20, 2 << 30  # bytes: of the smallest run, and of a local Ray with two workers
 LEAST_DISK, EASY_DISK = 64 << 20, 1 << 30
@@ -50,8 +50,7 @@ SOCKET_PATH, LONGEST_SOCKET = 107, "sockets/dash_MetricsHead"  # bytes that Linu
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of fact about this machine. name: of the check. mend: how to change what it says, empty where nothing is
-    to be changed."""
+    """One fact about this machine. name: of the check. mend: how to fix it, "" if there is nothing to fix."""
 
     name: str
     status: Status
@@ -60,14 +59,13 @@ class Finding:
 
 
 def examine(storage_path: Path | None = None) -> list[Finding]:
-    """What is right and wrong with this machine for a local run. storage_path: where runs are to be kept (None:
-    ./runs)."""
+    """All findings about this machine for a local run. storage_path: the folder of runs (None: ./runs)."""
     checks = {**CHECKS, "storage": partial(storage, STORAGE if storage_path is None else storage_path)}
     return [finding for name, check in checks.items() for finding in findings(name, check)]
 
 
 def findings(name: str, check: Callable[[], Iterator[Found]]) -> list[Finding]:
-    """What a check finds; a library that it needs and that is not installed is a problem of runs, too."""
+    """The findings of a check; a missing library that it needs is also a problem for runs."""
     try:
         return [Finding(name, found[0], *found[1:]) for found in check()]
     except ModuleNotFoundError as error:
@@ -75,7 +73,7 @@ def findings(name: str, check: Callable[[], Iterator[Found]]) -> list[Finding]:
 
 
 def verdict(findings: Sequence[Finding]) -> bool:
-    """Check that a local run would work."""
+    """True if a local run would work."""
     return all(finding.status != "problem" for finding in findings)
 
 
@@ -90,7 +88,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def size(bytes_: float) -> str:
-    """A number of bytes for people: "256 MiB"."""
+    """A number of bytes for readers: "256 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if bytes_ < 1024:
             return f"{bytes_:.0f} {unit}"
@@ -99,7 +97,7 @@ def size(bytes_: float) -> str:
 
 
 def python() -> Iterator[Found]:
-    """Check that this Python is in the range that the project was made for."""
+    """Check that this Python is in the supported range."""
     from packaging.specifiers import SpecifierSet
 
     here, needed = platform.python_version(), ""
@@ -112,7 +110,7 @@ def python() -> Iterator[Found]:
 
 
 def packages() -> Iterator[Found]:
-    """Check that every required distribution is there, and in its range."""
+    """Check that every required distribution is installed in its range."""
     try:
         needed = _needs(PROJECT)
     except metadata.PackageNotFoundError:
@@ -127,12 +125,11 @@ def packages() -> Iterator[Found]:
 
 
 def extras() -> Iterator[Found]:
-    """Which extras of the project are complete, and what the others lack. `dev` is for people who work on nip_ray
-    itself."""
+    """Report which extras of the project are complete, and what the others lack. `dev` is for developers of nip_ray."""
     try:
         names = [name for name in metadata.metadata(PROJECT).get_all("Provides-Extra") or [] if name != "dev"]
     except metadata.PackageNotFoundError:
-        return  # `packages` says so
+        return  # reported by `packages`
     missing = {name: [what for one in _needs(PROJECT, name) for what, _ in _lacks(one)] for name in names}
     yield "ok", f"complete: {', '.join(name for name, lacks in missing.items() if not lacks) or 'none'}"
     for name, lacks in missing.items():
@@ -153,14 +150,14 @@ def ray_version() -> Iterator[Found]:
 
 
 def torch_version() -> Iterator[Found]:
-    """Check that torch can be imported, and tell which GPUs it sees."""
+    """Check that torch can be imported, and report its GPUs."""
     if fault := _fault_of_import("torch"):
         yield "problem", f"torch cannot be imported ({fault})", _again("torch")
         return
     import torch
 
     yield "ok", f"torch {torch.__version__}"
-    with warnings.catch_warnings(record=True):  # CUDA tells of old drivers by a warning
+    with warnings.catch_warnings(record=True):  # CUDA reports old drivers by a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     driver = (
@@ -188,7 +185,7 @@ def _fault_of_import(module: str) -> str:
 
 
 def _again(distribution: str) -> str:
-    """How to install it again, with the extras and the range that the project needs."""
+    """The command that reinstalls it, with the extras and the range that the project needs."""
     wanted = distribution
     with suppress(metadata.PackageNotFoundError):
         wanted = next((_plain(one) for one in _needs(PROJECT) if one.name == distribution), distribution)
@@ -196,7 +193,7 @@ def _again(distribution: str) -> str:
 
 
 def _needs(distribution: str, extra: str = "") -> "list[Requirement]":
-    """What a distribution needs; with an extra's name, what that adds. Raises PackageNotFoundError."""
+    """The requirements of a distribution; with an extra's name, its additional ones. Raises PackageNotFoundError."""
     from packaging.requirements import Requirement
 
     found = [(one, one.marker) for one in map(Requirement, metadata.requires(distribution) or [])]
@@ -210,8 +207,7 @@ def _needs(distribution: str, extra: str = "") -> "list[Requirement]":
 
 
 def _lacks(requirement: "Requirement", seen: frozenset[tuple[str, str]] = frozenset()) -> Iterator[tuple[str, str]]:
-    """(what is missing or out of range, what pip is asked for): the requirement, or what its extras need. seen: extras
-    before."""
+    """(missing or out of range, argument for pip): the requirement, or those of its extras. seen: earlier extras."""
     version = _version(requirement.name)
     if version is None:
         yield f"{requirement.name} is not installed (wanted: {_plain(requirement)})", _plain(requirement)
@@ -226,7 +222,7 @@ def _lacks(requirement: "Requirement", seen: frozenset[tuple[str, str]] = frozen
 
 
 def _version(distribution: str) -> str | None:
-    """The installed version; None where there is none, or where what was installed is damaged."""
+    """The installed version; None if there is none, or if it is damaged."""
     try:
         return metadata.version(distribution) or None
     except (metadata.PackageNotFoundError, KeyError):
@@ -234,13 +230,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _plain(requirement: "Requirement") -> str:
-    """A requirement without its marker, as pip takes it."""
+    """A requirement without its marker, in pip's form."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"{requirement.name}{extras}{requirement.specifier}"
 
 
 def processors() -> Iterator[Found]:
-    """How many processors a run may use, and how many threads it would take."""
+    """Report the processors a run may use, and its number of threads."""
     usable, (share, _, _), threads = len(os.sched_getaffinity(0)), limits(), os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) == 0:
         mend = "unset OMP_NUM_THREADS, or set it to 1 or more"
@@ -258,7 +254,7 @@ def processors() -> Iterator[Found]:
 
 
 def memory() -> Iterator[Found]:
-    """How much memory is free for a run."""
+    """Report the free memory for a run."""
     import psutil
 
     available, (_, _, group) = psutil.virtual_memory().available, limits()
@@ -301,7 +297,7 @@ def shared_memory() -> Iterator[Found]:
 def limits(
     mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> tuple[float | None, int | None, int | None]:
-    """Of this process's control group: processors or a share of them, bytes in all, bytes of them not used. None: no
+    """Limits of this process's control group: processors (or a fraction), bytes in all, unused bytes. None: no
     limit."""
 
     def text(path: Path) -> str:
@@ -309,7 +305,7 @@ def limits(
             return path.read_text(encoding="ascii", errors="replace").strip()
         return ""
 
-    def number(*paths: Path) -> int:  # of the first that holds one: "max" and -1 mean none
+    def number(*paths: Path) -> int:  # the first that has one: "max" and -1 mean none
         return next((int(found) for found in map(text, paths) if found.isdigit()), 0)
 
     cpus, sizes, free = list[float](), list[int](), list[int]()
@@ -334,7 +330,7 @@ def limits(
 
 
 def sandbox() -> Iterator[Found]:
-    """Check that programs run here, trusted and isolated, each tried out with a program."""
+    """Check that programs run here, trusted and isolated, by running one each."""
     try:
         result = run_program("print(6 * 7)", settings=SandboxSettings(wall_s=20.0))
         if result.stdout != "42\n":
@@ -353,7 +349,7 @@ def sandbox() -> Iterator[Found]:
 
 
 def storage(path: Path) -> Iterator[Found]:
-    """Check that runs can be kept below `path`: made, written, forced to disk, renamed, locked; and how much fits."""
+    """Check that runs can be stored below `path`: made, written, synced, renamed, locked; and report the free space."""
     choose = "choose another folder by --run-dir"
     try:
         with ExitStack() as stack:
@@ -382,7 +378,7 @@ def storage(path: Path) -> Iterator[Found]:
 
 
 def ray_folder() -> Iterator[Found]:
-    """Check that Ray can put its sessions, and sockets with their short paths, where it would."""
+    """Check that Ray can create its sessions, and sockets with their short paths, in its folder."""
     folder = ray_temp()
     try:
         with made(folder), tempfile.TemporaryFile(dir=folder):

@@ -1,12 +1,12 @@
-"""The doctor's checks of who may use a Ray, and whom it listens to: keys, token, cluster, ports.
+"""The doctor's checks of access to Ray: keys, token, cluster, ports.
 
 Decisions that matter here:
-- Ray takes every RAY_AUTH_MODE but `token` for `disabled`, misspelt ones too, and asks for no tokens by itself at a
-  cluster that is named;
-- that others can read a token's file is a note: the next run that starts Ray mends it;
-- RAY_ADDRESS may hold a password in the wrong place, so that only its host and port are told;
-- a Ray that a run starts listens on the loopback alone; the servers of one that `ray start` starts listen on all
-  interfaces, guarded by tokens or by nothing.
+- Ray treats every RAY_AUTH_MODE except `token` as `disabled`, misspelt ones too, and by default uses no tokens with a
+  named cluster;
+- a token file that others can read is a note: the next run that starts Ray fixes it;
+- RAY_ADDRESS may contain a misplaced password, so only its host and port are reported;
+- a Ray that a run starts listens on the loopback alone; the servers of `ray start` listen on all interfaces, protected
+  by tokens or not at all.
 """
 
 import os
@@ -24,7 +24,7 @@ from nip_ray.settings.providers import ProviderSettings
 
 Status = Literal["ok", "note", "problem"]
 Found = tuple[Status, str] | tuple[Status, str, str]
-"""Status, fact, and how to mend it."""
+"""Status, fact, and its fix."""
 
 TIMEOUT_S = 2.0  # of a connection
 OWN = "unset RAY_ADDRESS, and a run starts a Ray of its own"
@@ -37,7 +37,7 @@ VARIABLES = (*(name for pair in _OF_PROVIDERS for name in pair if name is not No
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """`folder` is there inside, with its parents; what was not there before is removed again, unless somebody uses it.
+    """`folder` exists inside, with its parents; newly made ones are removed again, unless in use.
 
     Raises OSError when it cannot be made.
     """
@@ -47,7 +47,7 @@ def made(folder: Path) -> Iterator[None]:
         yield
     finally:
         for one in missing:
-            with suppress(OSError):  # not made, or not empty: somebody else's by now
+            with suppress(OSError):  # not made, or not empty: in use by another process
                 one.rmdir()
 
 
@@ -57,26 +57,26 @@ def ray_temp() -> Path:
 
 
 def keys() -> Iterator[Found]:
-    """Which keys and addresses of services are in the environment, by name."""
+    """Report which keys and addresses of services are in the environment, by name."""
     present = [name for name in VARIABLES if os.environ.get(name, "").strip()]
     absent = [name for name in VARIABLES if name not in present]
     yield "ok", f"present: {', '.join(present) or 'none'}; absent: {', '.join(absent) or 'none'}"
 
 
 def _wants_tokens() -> bool:
-    """True if RAY_AUTH_MODE asks for tokens outright, as Ray reads it."""
+    """True if RAY_AUTH_MODE explicitly requires tokens, as Ray reads it."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def token() -> Iterator[Found]:
-    """Check that Ray asks for a token, has one (where it would look, in its own order), and keeps it from others."""
+    """Check that Ray requires a token, has one (where it would look, in its own order), and keeps it private."""
     mode, named = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
-    is_off = mode is not None and not _wants_tokens()  # left to itself, a new local Ray asks for tokens
+    is_off = mode is not None and not _wants_tokens()  # by default, a new local Ray requires tokens
     if mode is not None and is_off:
         what = "RAY_AUTH_MODE turns Ray's tokens off" + (
             "" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)"
         )
-        yield "note", f"{what}: whoever reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
+        yield "note", f"{what}: anyone who reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
     path = Path(named) if named else Path(os.path.expanduser("~")) / ".ray" / "auth_token"
     held = False
     with suppress(OSError), path.open("rb") as file:
@@ -89,7 +89,7 @@ def token() -> Iterator[Found]:
             f"Ray's token in {path} belongs to another user",
             "make one of your own: `ray get-auth-token --generate`",
         )
-    elif held and (mask := path.stat().st_mode & 0o777) & 0o077:  # the next run that starts Ray mends it
+    elif held and (mask := path.stat().st_mode & 0o777) & 0o077:  # the next run that starts Ray fixes it
         what = f"Ray's token in {path} is open to other users of this machine (mode {mask:o})"
         yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
     elif held:
@@ -105,7 +105,7 @@ def token() -> Iterator[Found]:
     else:
         try:
             if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-                raise PermissionError(1, "it is there, and is no file that can be written")
+                raise PermissionError(1, "it exists, but is not a file that can be written")
             with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
                 yield "ok", f"no token yet: the first run that starts Ray writes one to {path}"
         except OSError as error:
@@ -115,7 +115,7 @@ def token() -> Iterator[Found]:
 
 
 def cluster() -> Iterator[Found]:
-    """Check that the cluster in RAY_ADDRESS can be reached; without one, tell whether `ray start` has left one here."""
+    """Check that the cluster in RAY_ADDRESS is reachable; without one, report whether `ray start` has left one here."""
     address, left = os.environ.get("RAY_ADDRESS", ""), ray_temp() / "ray_current_cluster"
     target, says = host_and_port(address), "RAY_ADDRESS names"
     if address in ("", "local", "auto"):
@@ -143,7 +143,7 @@ def cluster() -> Iterator[Found]:
         yield "ok", f"{says} {host}:{port}, which answers: runs join it"
     if address not in ("", "local", "auto") and not is_loopback(host) and not _wants_tokens():
         what = (
-            f"RAY_ADDRESS names another machine ({host}) without tokens: whoever reaches it can run programs in"
+            f"RAY_ADDRESS names another machine ({host}) without tokens: anyone who reaches it can run programs in"
             " your run"
         )
         mend = "give the cluster a token (docs.ray.io, token authentication) and export RAY_AUTH_MODE=token"
@@ -158,7 +158,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host is this machine, seen from itself alone. Names other than localhost are taken for others."""
+    """True if a host is the loopback. Names other than localhost count as other machines."""
     try:
         return ip_address(host.removeprefix("::ffff:")).is_loopback
     except ValueError:
@@ -166,7 +166,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _reason_not_reached(host: str, port: int) -> str:
-    """Why no TCP connection comes about in time; empty when one does."""
+    """Why no TCP connection succeeds in time; "" if one does."""
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S):
             return ""
@@ -180,11 +180,11 @@ ROLES = {
     "nip-ray": r"(\S+ ){0,2}(\S*/)?nip-ray( |$)|.* nip_ray\.cli( |$)",
     "gcs_server": r"(\S*/)?gcs_server( |$)",
 }
-"""Our servers, and how their command lines begin (five words)."""
+"""Our servers, and the beginnings of their command lines (five words)."""
 
 
 def ports() -> Iterator[Found]:
-    """Where servers of Ray and nip-ray listen, with a note on each that other machines could reach and should not."""
+    """Report where Ray and nip-ray servers listen, with a note on each that other machines can reach but should not."""
     import psutil
 
     told, exposed = list[str](), list[Found]()
@@ -196,7 +196,7 @@ def ports() -> Iterator[Found]:
     for connection in connections:
         if connection.pid is None or not connection.laddr or connection.status != psutil.CONN_LISTEN:
             continue
-        # gone by now, or a title was written over what there was to read
+        # gone by now, or its title was overwritten
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process, (host, port) = psutil.Process(connection.pid), connection.laddr
             arguments = process.cmdline() if process.uids().effective == os.geteuid() else []
@@ -220,16 +220,16 @@ def ports() -> Iterator[Found]:
 
 
 def mend_of_exposed(role: str, host: str, asks: str, tokens: bool) -> str:
-    """How to keep other machines from a server that only this one should reach; empty where they cannot reach it.
+    """The way to protect a server that only this machine should reach; "" if it is not reachable from others.
 
-    asks: where it was told to listen. tokens: whether it asks for them.
+    asks: its configured address. tokens: True if it requires them.
     """
     if is_loopback(host):
         return ""
-    # one that stays here may still give figures for Prometheus elsewhere
+    # a loopback one may still serve metrics for Prometheus elsewhere
     if role == "dashboard" and not is_loopback(asks):
         return "start Ray with --dashboard-host=127.0.0.1 and come by `ray dashboard` or an SSH tunnel"
-    if role == "serve proxy" and host != "::":  # every worker of Ray has a port on ::, where only Ray is spoken
+    if role == "serve proxy" and host != "::":  # every worker of Ray has a port on ::, with Ray's own protocol only
         return "leave --host at 127.0.0.1 and come by an SSH tunnel"
     return (
         "end that Ray (`ray stop`) and start it with RAY_AUTH_MODE=token" if role == "gcs_server" and not tokens else ""

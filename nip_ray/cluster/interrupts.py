@@ -1,15 +1,14 @@
-"""SIGTERM, SIGHUP and Ctrl-C: what runs is brought to a point from which it can be resumed, and ends within seconds.
+"""SIGTERM, SIGHUP and Ctrl-C: work is brought to a resumable point, and ends within seconds.
 
 Decisions that matter here:
 - schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets
-  `GRACE_S` seconds to reach a safe point, where a checkpoint is whole; after that it is cut off where it stands;
-- Ray puts handlers of its own in place whenever a process joins it, those in Python seconds before it has: while `kept`
-  holds they are not taken. The one in C++ prints a stack and aborts; its end puts ours back. One of Ray's that is there
-  already gives way. A handler that whoever calls us has set is left alone;
-- a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which
-  it was;
-- a second signal cuts off at once;
-- SIGHUP is what a terminal sends that is closed. Where it is ignored (`nohup`) it stays ignored, and the run goes on.
+  `GRACE_S` seconds to reach a safe point, where a checkpoint is complete; after that it is interrupted at once;
+- Ray installs its own handlers whenever a process joins it, the Python ones seconds before that: while `kept` holds
+  they are not installed. The one in C++ prints a stack and aborts; the end of `kept` restores ours. An existing one of
+  Ray's is replaced. A handler set by the calling program is left alone;
+- a blocking call of Ray's raises a plain KeyboardInterrupt in place of ours: the last signal tells which it was;
+- a second signal interrupts at once;
+- a closed terminal sends SIGHUP. If it is ignored (`nohup`) it stays ignored, and the run continues.
 """
 
 import signal
@@ -23,13 +22,12 @@ GRACE_S = 8.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _installed: set[int] = set()
 _finishing = False
-_noted: int | None = None  # came while work was finishing
+_noted: int | None = None  # received while work was finishing
 _last: int | None = None
 
 
 class Interrupted(KeyboardInterrupt):
-    """signum: the signal that ended the work. safe: whether it ended at a safe point, so that its state can be
-    saved."""
+    """signum: the signal that ended the work. safe: True if it ended at a safe point, so its state can be saved."""
 
     def __init__(self, signum: int, safe: bool = False) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -38,9 +36,8 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in
-    another thread: nothing.
-    """
+    """While this holds, all three signals raise `Interrupted` in the main thread. No effect within another such block,
+    or in another thread."""
     global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
         yield
@@ -64,7 +61,7 @@ def interruptible() -> Iterator[None]:
         for number in _installed:
             signal.signal(number, before[number])
         _installed.clear()
-        _noted = _last = None  # a driver that is called by itself later looks for a signal, too
+        _noted = _last = None  # a driver that is called directly later also checks for a signal
 
 
 def _install() -> None:
@@ -74,8 +71,8 @@ def _install() -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While this holds nobody replaces our handlers, where they are in place; at its end they are, whatever was set
-    past Python."""
+    """While this holds our handlers, if installed, are not replaced; at its end they are restored, whatever was set
+    outside Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,9 +89,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds
-    wherever it is. Within another such block: nothing, the other one's end counts.
-    """
+    """A signal in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds anywhere. Within
+    another such block it has no effect: the outer one's end counts."""
     global _finishing
     if _finishing:
         yield
@@ -104,7 +100,7 @@ def finishing() -> Iterator[None]:
         yield
         safe_point()
     except Exception as error:
-        if _noted is not None:  # what fails now may fail for the same reason, and is not tried again
+        if _noted is not None:  # a failure now may have the same cause, and is not retried
             raise Interrupted(_noted) from error
         raise
     finally:
@@ -114,7 +110,7 @@ def finishing() -> Iterator[None]:
 
 
 def safe_point() -> None:
-    """Raises Interrupted when a signal has come."""
+    """Raise Interrupted if a signal has arrived."""
     if _noted is not None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise Interrupted(_noted, safe=True)

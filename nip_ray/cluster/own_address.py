@@ -1,12 +1,12 @@
-"""Refuses requests to a server on this machine that come from a page of the outside world in a browser here.
+"""Refuse requests to a server on this machine from a web page elsewhere in a local browser.
 
 Decisions that matter here:
-- such a page could ask through a name that it lets point here (DNS rebinding). So the Host header must be the address
-  that is listened on, or `localhost`; where that is every address of the machine, any address in figures or the
-  machine's own name;
-- it could send what it may not read: a browser asks nobody before it sends a form or a text. So a server that changes
-  anything refuses requests that name another origin, and bodies of the kinds that a browser sends without asking, but
-  for multipart/form-data, in which clients send files: a browser names the origin of such a request.
+- such a page could use a name that it points here (DNS rebinding). So the Host header must be the listening address, or
+  `localhost`; if that is every address of the machine, any numeric address or the machine's own name;
+- it could send requests whose responses it may not read: a browser sends forms and texts without a preflight. So a
+  server that changes anything refuses requests with another origin, and bodies of the types that a browser sends
+  without a preflight, except multipart/form-data, in which clients send files: a browser names the origin of such a
+  request.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ _UNASKED = ("", "text/plain", "application/x-www-form-urlencoded")
 
 
 def is_own(asked: str, host: str, port: int) -> bool:
-    """True if a Host header names the server on this host and port, so that no other name for its address was used."""
+    """True if a Host header names the server on this host and port, not another name for its address."""
     name, colon, number = asked.rpartition(":")
     if not colon or number != str(port):
         return False
@@ -31,8 +31,8 @@ def is_own(asked: str, host: str, port: int) -> bool:
 def refusal(
     hosts: Sequence[str], headers: Mapping[str, str], has_body: bool, host: str, port: int
 ) -> tuple[int, str] | None:
-    """Why a server without a key refuses a request, as status and message; None where it may be answered. hosts: its
-    Host headers. headers: all, by lower-case names."""
+    """Why a server without a key refuses a request, as status and message; None if it is allowed. hosts: its Host
+    headers. headers: all, by lower-case names."""
     if len(hosts) != 1 or not is_own(hosts[0], host, port):
         return (
             421,
@@ -52,7 +52,7 @@ def refusal(
 
 
 def _in_figures(name: str) -> bool:
-    """True if a host is an address, which no name server can have pointed elsewhere."""
+    """True if a host is a numeric address, which no name server can point elsewhere."""
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -1,15 +1,15 @@
 """Joining or starting Ray.
 
 Decisions that matter here:
-- a named cluster is asked first, by one gRPC call, whether it is there and takes our token. Ray itself would say
-  nothing for two minutes where there is no cluster, and repeat itself for twenty seconds where a token is refused;
-- a local Ray is one that no other machine can reach: every port of it, not its dashboard alone, listens on the
-  loopback. A cluster that `ray start` left on this machine is joined only when it is named (`auto` will do);
-- Ray turns token authentication on by itself for a local Ray, and writes the token with whatever mode the umask leaves,
-  mostly readable by everyone. So the file is there before Ray looks for it, with mode 0600. Where the user has said how
-  to authenticate ($RAY_AUTH_MODE=disabled, $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH), nothing is written;
-- to a cluster that is named by its address a token is shown only under $RAY_AUTH_MODE=token, which is Ray's own rule:
-  it does not send a secret to an address just because there is a secret. No message of ours holds a token.
+- a named cluster is first checked, by one gRPC call, for reachability and our token. Ray itself would be silent for two
+  minutes without a cluster, and repeat itself for twenty seconds if a token is refused;
+- a local Ray is not reachable from other machines: all its ports, not only its dashboard, listen on the loopback. A
+  cluster that `ray start` left on this machine is joined only when it is named (or by `auto`);
+- Ray turns token authentication on by itself for a local Ray, and writes the token with the umask's mode, usually
+  readable by everyone. So the file is created before Ray looks for it, with mode 0600. If the user has configured
+  authentication ($RAY_AUTH_MODE=disabled, $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH), nothing is written;
+- a cluster named by its address gets a token only under $RAY_AUTH_MODE=token, by Ray's own rule: it does not send a
+  secret to an address just because there is one. Our messages never contain a token.
 """
 
 import logging
@@ -27,7 +27,7 @@ from nip_ray.errors import UserError
 from nip_ray.settings.experiment import RuntimeSettings
 
 LOCAL = "local"
-"""Ray's name for "none that exists": start one."""
+"""Ray's name for starting a new local one."""
 
 _COMMON: dict[str, Any] = {"namespace": "nip_ray", "log_to_driver": False, "logging_level": logging.ERROR}
 _GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
@@ -39,11 +39,11 @@ def first_words(text: str) -> str:
 
 
 def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
-    """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so
-    many CPUs (or as many as the machine has), where any are asked for. Returns whether it has started one.
+    """Join the cluster in the config or $RAY_ADDRESS (in a Ray job: its own); else start a local Ray with `num_cpus`
+    CPUs (or as many as the machine has), if any are needed. Returns True if it has started one.
 
-    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when a named cluster cannot
-    be reached or refuses our token, and when the token's file cannot be kept.
+    A local Ray and its dashboard listen on 127.0.0.1 and require a token. Raises UserError when a named cluster cannot
+    be reached or refuses our token, and when the token's file cannot be protected.
     """
     import ray
 
@@ -66,7 +66,7 @@ def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
 def start_local_ray(**options: Any) -> None:
     """A Ray of this process's own, on the loopback alone; `options` are those of `ray.init`.
 
-    Raises UserError when its token cannot be kept to ourselves, or cannot be read.
+    Raises UserError when its token cannot be protected, or cannot be read.
     """
     import psutil
     import ray
@@ -76,7 +76,7 @@ def start_local_ray(**options: Any) -> None:
     process = psutil.Process()
     before = set(process.children())
     try:
-        # a signal waits: Ray forgets the processes of a start that is cut off
+        # signals wait: Ray loses track of the processes of an interrupted start
         with compat.on_loopback(), kept(), finishing():
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
     except AuthenticationError as error:
@@ -91,14 +91,14 @@ def start_local_ray(**options: Any) -> None:
         raise Interrupted(getattr(interrupt, "signum", signal.SIGINT)) from interrupt
 
 
-# --------------------------------------------------------------------------------------------------------------- token
+# ---------------------------------------------------------------------------------------------------------------- token
 
 
 def secure_token() -> None:
-    """See to it that the token a local Ray is about to use is readable by its owner alone.
+    """Ensure that only the owner can read the token of a new local Ray.
 
-    Makes ~/.ray/auth_token with mode 0600, or takes the others' rights from one that is ours. Does nothing where
-    authentication is off or the user gives a token. Raises UserError when the file cannot be made or mended.
+    Makes ~/.ray/auth_token with mode 0600, or removes others' permissions from an existing one of ours. Does nothing if
+    authentication is off or the user provides a token. Raises UserError when the file cannot be made or fixed.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
@@ -111,13 +111,12 @@ def secure_token() -> None:
         if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
             path.chmod(0o600)
     except OSError as error:
-        hint = "mend it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
+        hint = "fix it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
         raise UserError(f"{path}: Ray's token cannot be kept there ({error.strerror}); {hint}") from error
 
 
 def _make_token(path: Path) -> None:
-    """A token at `path`, unless there is one: written aside and linked, so that of two processes both get the token of
-    one."""
+    """A token at `path`, unless there is one: written aside and linked, so two processes both get the same token."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,11 +133,11 @@ def _make_token(path: Path) -> None:
         aside.unlink()
 
 
-# ------------------------------------------------------------------------------------------------------------- joining
+# -------------------------------------------------------------------------------------------------------------- joining
 
 
 def _join(address: str, key: str) -> None:
-    """key: what named the cluster, for messages."""
+    """key: the source of the name, for messages."""
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -161,7 +160,7 @@ def _join(address: str, key: str) -> None:
 
 
 def _ask(address: str, key: str) -> None:
-    """Raises UserError unless a Ray cluster answers at `address` (HOST:PORT) and takes our token."""
+    """Raise UserError unless a Ray cluster answers at `address` (HOST:PORT) and accepts our token."""
     answer = compat.answer_of(address)
     if answer == "unauthenticated":
         raise _refused(address, key)

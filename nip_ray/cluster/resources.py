@@ -1,4 +1,4 @@
-"""What a run asks of a cluster, and whether the cluster has it: said before anything waits for ever."""
+"""The resources that a run requires of a cluster, checked before anything waits indefinitely."""
 
 import math
 from collections import Counter
@@ -20,12 +20,12 @@ TOKEN_KEYS = {
     "CPU": "algorithm.num_rollout_workers, algorithm.num_learners or num_cpus of the providers",
     "GPU": "num_gpus of the providers",
 }
-"""What a run asks for actors by whose agents learn from their tokens."""
+"""Resource -> the keys that determine it, for a run whose agents learn from their tokens."""
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
 
 
 def worker_bundles(config: ExperimentConfig) -> list[Bundle]:
-    """What each remote env runner and each remote learner asks for."""
+    """The resources of each remote env runner and each remote learner."""
     play, learners = config.play, config.learners
     runner = _bundle(play.num_cpus_per_env_runner, play.num_gpus_per_env_runner)
     learner = _bundle(learners.num_cpus_per_learner, learners.num_gpus_per_learner)
@@ -33,7 +33,7 @@ def worker_bundles(config: ExperimentConfig) -> list[Bundle]:
 
 
 def trial_bundles(config: ExperimentConfig | TextExperimentConfig) -> list[Bundle]:
-    """What a trial of a sweep asks for: its main process first, then its workers."""
+    """The resources of a trial of a sweep: its main process first, then its workers."""
     if isinstance(config, TextExperimentConfig):
         return _text_bundles(config)
     local_gpus = config.learners.num_gpus_per_learner if config.learners.num_learners == 0 else 0
@@ -41,7 +41,7 @@ def trial_bundles(config: ExperimentConfig | TextExperimentConfig) -> list[Bundl
 
 
 def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
-    """The main process first, then the actors that its main process makes; CPUs and GPUs of each.
+    """The main process first, then its actors; CPUs and GPUs of each.
 
     Raises UserError for a fine-tuning by several workers.
     """
@@ -63,8 +63,7 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
 
 
 def token_actors(config: TextExperimentConfig) -> list[Bundle]:
-    """CPUs and GPUs of the actors that learn each model, and of those that play, where agents learn from their
-    tokens."""
+    """CPUs and GPUs of the actors that learn each model, and of those that play, for agents that learn from tokens."""
     rule, settings = config.algorithm, language_agents(config)
     assert isinstance(rule, TokenTrainingSettings)
     first = [settings[agents[0]] for agents in groups(config).values()]
@@ -74,16 +73,16 @@ def token_actors(config: TextExperimentConfig) -> list[Bundle]:
 
 
 def worker_bundle(config: TextExperimentConfig) -> Bundle:
-    """What a process with all models asks for: the most that any of their providers does."""
+    """The resources of a process with all models: the maximum over their providers."""
     return _most([bundle for provider in speaking_providers(config).values() for bundle in provider.actors])
 
 
 def check_cluster(
     bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False, keys: Mapping[str, str] = _KEYS
 ) -> None:
-    """Raise UserError when the cluster that this process is connected to can never hold all `bundles` at once.
+    """Raise UserError if the cluster that this process is connected to can never hold all `bundles` at once.
 
-    autoscaling: the cluster may grow, so nothing is refused. keys: what is to be lowered, for each resource.
+    autoscaling: the cluster may grow, so nothing is refused. keys: the keys to lower, for each resource.
     """
     import ray
 
@@ -96,14 +95,13 @@ def check_cluster(
 def missing(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS
 ) -> str:
-    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit. keys: to
-    lower."""
+    """The shortage of `nodes` (resources) for `bundles`, and what would fit, in words; "" if none. keys: to lower."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
     fitting = _fitting(bundles, nodes)
     lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
     if lacking:
-        wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
+        wanted = f"{_words(asked)} are requested ({_listed(bundles)})"
         return (
             f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))};"
             f" {_mend(lacking, keys)}"
@@ -112,7 +110,7 @@ def missing(
         if not any(_holds([bundle], node) for node in nodes):
             largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
             return (
-                f"one process asks for {_words(bundle)}, and the largest node has {largest};"
+                f"one process requests {_words(bundle)}, and the largest node has {largest};"
                 f" {_mend(list(bundle), keys)}"
             )
     if fitting < len(bundles):
@@ -133,15 +131,14 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
 
 
 def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> int:
-    """The most bundles that the nodes can hold at once: exact, since a run asks for few kinds of them.
+    """The maximum number of bundles that the nodes can hold at once: exact, since a run requires few kinds of them.
 
-    Goes from node to node with all numbers of each kind that can be placed so far and are not less than others in every
-    kind.
+    Goes from node to node with the maximal vectors of numbers of each kind that can be placed so far.
     """
     counted = Counter(tuple(sorted(bundle.items())) for bundle in bundles)
     kinds, most = [dict(kind) for kind in counted], tuple(counted.values())
     placed = {(0,) * len(kinds)}
-    known: dict[str, set[tuple[int, ...]]] = {}  # of nodes that are alike
+    known: dict[str, set[tuple[int, ...]]] = {}  # of equal nodes
     for node in nodes:
         alike = _words(node)
         choices = known[alike] = known.get(alike) or _choices(kinds, most, node)
@@ -154,7 +151,7 @@ def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str
 def _choices(
     kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Mapping[str, Any]
 ) -> set[tuple[int, ...]]:
-    """How many of each kind a node can hold together; of these the largest."""
+    """The numbers of each kind that a node can hold together; the maximal ones."""
     found: list[list[int]] = [[]]
     for i, kind in enumerate(kinds):
         held = [(so_far, [kinds[j] for j, count in enumerate(so_far) for _ in range(count)]) for so_far in found]
@@ -169,20 +166,19 @@ def _choices(
 
 
 def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Those that no other one exceeds or equals in all places."""
+    """The vectors that no other one exceeds or equals in all places."""
     return {v for v in vectors if not any(v != w and all(a <= b for a, b in zip(v, w)) for w in vectors)}
 
 
 def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
-    """True if a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold
-    three of 0.6."""
+    """True if a node can hold all of them at once. A share is of one GPU, so two cannot hold three of 0.6."""
     if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
         return False
     left = [1.0] * int(float(node.get("GPU", 0)))
     for amount in sorted((bundle["GPU"] for bundle in bundles if "GPU" in bundle), reverse=True):
         at = next((i for i, share in enumerate(left) if amount <= share + _ROUNDING), None)
         if amount > 1 and amount <= len(left):
-            left = left[math.ceil(amount) :]  # whole ones come first, and nothing has been taken of any yet
+            left = left[math.ceil(amount) :]  # whole ones come first, before any is partly used
         elif at is None:
             return False
         else:

@@ -1,5 +1,4 @@
-"""Other words for settings of learning rules, those of stock RLlib and of earlier runner files: one table for all kinds
-of config."""
+"""Alternative names of learning-rule settings, from stock RLlib and earlier runner files: one table for all configs."""
 
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -29,20 +28,20 @@ ALIASES = {
     "rehearsal": "format_warmup",
     "rehearsal_tuning": "format_warmup_tuning",
 }
-"""Alias -> the word that it stands for, in settings that have this one and not the alias."""
-_ALTERNATIVES = ("minibatch_size", "minibatch_copies")  # two words for one thing, of which a config gives one
+"""Alias -> the actual name, in settings that have this one and not the alias."""
+_ALTERNATIVES = ("minibatch_size", "minibatch_copies")  # two names for one thing, of which a config gives one
 
 
 def other_words(name: str) -> set[str]:
-    """The other names under which a config may give what a learning rule's setting `name` says."""
+    """The other names under which a config may give a learning rule's setting `name`."""
     word = ALIASES.get(name, name)
     words = _ALTERNATIVES if word in _ALTERNATIVES else (word,)
     return {*words, *(alias for alias, meant in ALIASES.items() if meant in words)} - {name}
 
 
 def word_for(name: str, names: Collection[str], where: str = "") -> str:
-    """What `name` stands for among `names`: itself, or the word that it is an alias of, which is said once. where:
-    stands before it."""
+    """The name among `names` that `name` means: itself, or the target of an alias, which is reported once. where:
+    prefix of the message."""
     word = ALIASES.get(name, name)
     if name in names or word not in names:
         return name
@@ -55,7 +54,7 @@ def in_own_words(data: Mapping[str, Any], kind: type, where: str = "") -> dict[s
     """`data`, a mapping with a learning rule under `algorithm`, with that rule's aliases replaced. kind: the settings
     class of `data`.
 
-    Raises UserError where a setting is given under both its names.
+    Raises UserError if a setting is given under both its names.
     """
     rule = data.get("algorithm")
     if not isinstance(rule, Mapping):

@@ -1,6 +1,6 @@
-"""What a checkpoint depends on, and what a resumed run may change.
+"""The settings that a checkpoint depends on, and those that a resumed run may change.
 
-The latter are the options whose meaning is `resumable` (see `nip_ray.settings.options`), in runs of every kind.
+The latter are the options marked `resumable` (see `nip_ray.settings.options`), in runs of every kind.
 """
 
 import json
@@ -23,7 +23,7 @@ Config = TypeVar("Config", bound=ExperimentConfig | TextExperimentConfig)
 def resumed_config(stored: Config, changes: Sequence[str], iterations: int | None = None) -> Config:
     """`stored` with changes ("a.b=c") and another number of iterations (None: its own).
 
-    Raises UserError for a change that a resumed run may not make, and for a config that cannot work.
+    Raises UserError for a change that a resumed run may not make, and for an invalid config.
     """
     changes = changes if iterations is None else [*changes, f"iterations={iterations}"]
     refuse_fixed(type(stored), changes)
@@ -40,7 +40,7 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
 
 
 def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
-    """The keys that are set and change something over the run's whole length, by what their options mean."""
+    """The configured keys that change something over the run's whole length, by their options' meaning."""
     if isinstance(config, Mapping | Experiment):
         for name, value in dict(config).items():
             yield from over_iterations(value, f"{prefix}{name}.")
@@ -53,15 +53,15 @@ def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def begun(config: Config) -> Config:
-    """`config` as a run that has begun depends on it: the runs that its first weights came from are needed no more."""
+    """`config` for a run that has started: the sources of its initial weights are no longer needed."""
     return config.model_copy(update={"initial_weights": {}}) if isinstance(config, ExperimentConfig) else config
 
 
 def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None = None) -> None:
     """Raise UserError for the first of the changes ("a.b=c") to settings of a `kind` that a resumed run may not make.
 
-    run_dir: the run from which another file of settings differs by these changes; None where the user asks for them one
-    by one.
+    run_dir: the run from which another file of settings differs by these changes; None if the user gives them one by
+    one.
     """
     allowed = resumable(kind)
     for change in changes:
@@ -77,7 +77,7 @@ def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None 
 
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Overrides ("a.b=c") that make `new` of `old`."""
+    """Overrides ("a.b=c") that turn `old` into `new`."""
     for key in {**old, **new}:
         was, wanted = old.get(key), new.get(key)
         if (
@@ -89,24 +89,24 @@ def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
             yield from changes_of(was, wanted, f"{prefix}{key}.")
         elif was != wanted:
             if isinstance(was, Mapping) and isinstance(wanted, Mapping):
-                yield f"{prefix}{key}=null"  # or the new mapping would be merged into the old one
+                yield f"{prefix}{key}=null"  # else the new mapping would be merged into the old one
             yield f"{prefix}{key}={json.dumps(wanted)}"
 
 
 def run_fingerprint(config: ExperimentConfig) -> str:
-    """A hash of what a checkpoint depends on: not of the number of iterations, nor of what affects no number (see
-    `settings.options`)."""
+    """A hash of what a checkpoint depends on: without the number of iterations, and options that do not affect numbers
+    (see `settings.options`)."""
     free = sections(ExperimentConfig, "affects_numbers", False)
     parts = config.model_dump(
         mode="json",
         exclude={"iterations", *free},
-        exclude_defaults=True,  # so that a later version's new options leave it as it is
+        exclude_defaults=True,  # so that a later version's new options do not change it
     )
     for path, key in walk(ExperimentConfig):
         if key.meaning.get("affects_numbers") is False and "." in path:
             _remove(parts, path.split("."))
     for name in FIXED.get(config.protocol.name, ()):
-        _remove(parts, ["protocol", name])  # which configs of earlier versions do not say
+        _remove(parts, ["protocol", name])  # which configs of earlier versions do not have
     return fingerprint(parts)
 
 

@@ -1,9 +1,9 @@
 """`ExperimentConfig` and `TextExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
 
-There are two because agents with networks and agents that are language models have little in common but the protocol:
-so no config has keys without a use. The algorithm says which it is, or a scenario that only one of them has. Every
-field, default, bound and description comes from the settings dataclasses that the core rooms read; unknown keys are
-refused. Same config and seed, same machine kind, CPU: same numbers.
+There are two because networks and language models share little but the protocol, so that no config has unused keys. The
+algorithm, or a scenario of only one kind, determines which it is. Every field, default, bound and description comes
+from the settings dataclasses that the core reads; unknown keys are refused. Results are the same for the same config,
+seed and machine kind on a CPU.
 """
 
 from collections.abc import Mapping
@@ -84,8 +84,8 @@ AnyProvider = Annotated[
 
 
 FORMAT_VERSION = 1
-"""The format of configs. Whoever raises it brings those of earlier versions up to it in `config_from_dict`, and this
-key with them: it is then a default, which the fingerprint of a run leaves out."""
+"""The format of configs. When raising it, convert earlier versions in `config_from_dict`, and this key with them: it is
+then a default, which the fingerprint of a run leaves out."""
 
 
 def _part(default: Any, description: str, meaning: Mapping[str, Any]) -> Any:
@@ -94,7 +94,7 @@ def _part(default: Any, description: str, meaning: Mapping[str, Any]) -> Any:
 
 
 class Experiment(BaseModel):
-    """What every experiment has."""
+    """The common part of all experiments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -128,15 +128,15 @@ class Experiment(BaseModel):
     )
 
     def __new__(cls, **data: Any) -> Self:
-        """Raises one UserError for all faults, as of a YAML file, before pydantic raises its own."""
+        """Raise one UserError for all faults, as for a YAML file, before pydantic raises its own."""
         if data:
             cls.model_validate(data)
         return super().__new__(cls)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but
-        the dumped config.
+        """Like pydantic's, after importing the plugins that define members of the config, so a process only needs the
+        dumped config.
 
         Raises one UserError for all faults.
         """
@@ -158,12 +158,12 @@ class Experiment(BaseModel):
 
 
 def names_of(kind: type[Experiment], key: str) -> list[str]:
-    """What `KEY.name` can be in a config of this class."""
+    """The possible values of `KEY.name` in a config of this class."""
     return [tag_of(member) for member in branches(keys_of(kind)[key].annotation)]
 
 
 def refuse_other_players(data: Mapping[str, Any], kind: type[Experiment]) -> None:
-    """Raises UserError where a scenario or an algorithm is of the other class of experiments: one line instead of a
+    """Raise UserError if a scenario or an algorithm belongs to the other class of experiments: one line instead of a
     list of its keys."""
     words = {ExperimentConfig: "agents with networks", TextExperimentConfig: "language models"}
     other = next(one for one in words if one is not kind)

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a config, in our words."""
+"""Texts for pydantic's faults of a config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def fault_text(detail: Any, config: type) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a user would write it, cut short."""
+    """A value as users write it, cut short."""
     if value is None or isinstance(value, bool):
         return str(value).lower() if value is not None else "nothing (null)"
     text = repr(value)

@@ -1,7 +1,7 @@
-"""Keys that configs of earlier versions have, and what replaces each.
+"""Removed keys of earlier versions, and their replacements.
 
-A run folder keeps a config with every key. So a key that is gone is dropped there, and in any config where it has a
-value that changed nothing; else it is an error that says what to write instead.
+A run folder stores every key of its config. So a removed key is dropped there, and in any config in which its value has
+no effect; otherwise it is an error that names the replacement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 
-_ANY = None  # whatever value it has: it says nothing without another key
+_ANY = None  # any value: it has no effect without another key
 _VLLM = "start `vllm serve MODEL` and name its address as base_url of a provider openai (docs/serving.md); leave it out"
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 _TWO_LAYERS = "every head has two layers, whose width its `d_` key says; leave it out"
@@ -76,14 +76,14 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "talk.invalid_window": ((50,), "the last 50 replies of an agent count; leave it out"),
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
-"""Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose
-settings have this name, `*` for all keys."""
+"""Dotted key -> (values without an effect, None: all; the replacement). `(NAME)` matches all keys whose settings have
+this name, `*` all keys."""
 
 
 def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
-    """`data` without keys that are gone. stored: as an earlier version wrote it, so that no value of these is refused.
+    """`data` without removed keys. stored: written by an earlier version, so that no value of these is refused.
 
-    Raises one UserError that names all of them that said something.
+    Raises one UserError that names all of them that had an effect.
     """
     made, faults = dict(data), []
     for path, (silent, instead) in GONE.items():
@@ -96,7 +96,7 @@ def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
 
 
 def _without(data: Mapping[str, Any], path: Sequence[str], above: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """(`data` without the key at `path`, dotted key -> value of what was there)."""
+    """(`data` without the key at `path`, dotted key -> removed value)."""
     made, found, (step, *below) = dict(data), dict[str, Any](), path
     for key, value in data.items():
         if not below and key == step:

@@ -1,8 +1,8 @@
-"""Pages of every key of a config, made from the settings: docs/configuration.md and one page for each group of keys.
+"""Pages of every key of a config, generated from the settings: docs/configuration.md and one page per group of keys.
 
 Decisions that matter here:
-- a page is the first word of a key and, where the settings differ by `name`, that name; short groups share a page;
-- headings stay what they are wherever a table stands, so a link needs the page alone.
+- a page is the first part of a key and, if the settings differ by `name`, that name; short groups share a page;
+- headings do not depend on the page, so a link only needs the page.
 """
 
 import re
@@ -73,7 +73,7 @@ _SHARED = {
     "profiling": "running",
     "runtime": "running",
 }
-"""First word of a key -> the page that it shares with others."""
+"""First part of a key -> the page that it shares with others."""
 
 _ABOUT = {
     "experiment": ("The experiment", "name an experiment, choose its length and seed, or start from another run"),
@@ -86,7 +86,7 @@ _ABOUT = {
     "algorithm-fine_tuning": ("Fine-tuning", "set how expert_iteration and malt fine-tune language models"),
     "scenario-agents": ("Agents that are language models", "choose the model, prompt and role of a language agent"),
 }
-"""Page -> its title, and what it is used for."""
+"""Page -> its title and purpose."""
 
 _EXAMPLES = """
 [experiment]
@@ -223,8 +223,7 @@ def _wrapped(text: str) -> str:
 def _sections(
     kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment"
 ) -> Iterator[tuple[str, type, str]]:
-    """(title, settings class, prefix of its keys) of each table. What lies inside an agent's settings stands in the
-    agent's table."""
+    """(title, settings class, prefix of keys) of each table. Keys in an agent's settings are in the agent's table."""
     yield title, kind, prefix
     if "<" in prefix:
         return
@@ -239,8 +238,8 @@ def _sections(
 
 
 def _text_sections() -> Iterator[tuple[str, type, str]]:
-    """Those of an experiment with language models that are not in the tables before; what all its scenarios have,
-    once."""
+    """The tables of an experiment with language models that are not among the earlier ones, with the common part of all
+    its scenarios once."""
     known = {(kind, prefix) for _, kind, prefix in _sections()}
     found = list(_sections(TextExperimentConfig, title="The experiment with language models"))
     times = Counter((kind, prefix) for _, kind, prefix in found)
@@ -263,6 +262,6 @@ def _row(path: str, key: Key) -> str:
 
 def _yaml(value: Any) -> str:
     plain = list(value) if isinstance(value, tuple) else value
-    if isinstance(plain, dict):  # of settings that are told apart by name
+    if isinstance(plain, dict):  # settings with variants by name
         plain = {key: {"name": tag_of(type(member))} for key, member in plain.items()}
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000).removesuffix("\n...\n").strip()

@@ -1,4 +1,4 @@
-"""The tree of keys of a config: which there are at a place, what each takes, and what stands nearest to a misspelt one.
+"""The tree of keys of a config: the keys at a place, their values, and suggestions for misspelt ones.
 
 Read off the models themselves, so messages, documentation and checks cannot drift from them.
 """
@@ -21,15 +21,14 @@ _PLACES = {
     "layers": "<number>",
     "by_role": "<role>",
     "curriculum": "<number>",
-}  # what stands for any name below a mapping, or any place in a list; elsewhere it is an agent's
-_TAG = "name"  # the key that says which member of a union is meant
+}  # placeholders for names in a mapping, or places in a list; elsewhere it is an agent's
+_TAG = "name"  # the key that selects a member of a union
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
     """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values.
-    meaning: what it means for the machinery, see `nip_ray.settings.options`.
-    """
+    meaning: for the machinery, see `nip_ray.settings.options`."""
 
     name: str
     annotation: Any
@@ -40,7 +39,7 @@ class Key:
 
     @property
     def expects(self) -> str:
-        """What it takes, in words: `integer >= 1 or null`."""
+        """Its valid values, in words: `integer >= 1 or null`."""
         return _words(self.annotation, self.bounds)
 
 
@@ -71,8 +70,7 @@ def keys_of(kind: type) -> Mapping[str, Key]:
 
 
 def branches(annotation: Any) -> tuple[type, ...]:
-    """The settings classes that an annotation is made of: several for a union that is told apart by `name`, none for a
-    value."""
+    """The settings classes in an annotation: several for a union with variants by `name`, none for a value."""
     annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(
@@ -86,7 +84,7 @@ def tag_of(kind: type) -> str:
 
 
 def value_annotation(annotation: Any) -> Any:
-    """What a `dict[str, X]` or a `tuple[X, ...]` holds, None for anything else."""
+    """The values of a `dict[str, X]` or a `tuple[X, ...]`, None for anything else."""
     return {dict: lambda a: a[1], tuple: lambda a: a[0]}.get(get_origin(annotation), lambda a: None)(
         get_args(annotation)
     )
@@ -103,9 +101,9 @@ def with_tags(data: Mapping[str, Any], kind: type) -> dict[str, Any]:
 
 
 def locate(loc: Sequence[str | int], kind: type) -> tuple[str, Key | None, type | None]:
-    """Where a validation error stands: (dotted key, the key or None if there is none, the settings class around it).
+    """The place of a validation error: (dotted key, the key or None if there is none, the settings class around it).
 
-    Steps of pydantic's path that are no keys (tags and members of unions) are left out.
+    Steps of pydantic's path that are not keys (tags and members of unions) are left out.
     """
     path: list[str] = []
     annotation: Any = kind
@@ -136,7 +134,7 @@ def locate(loc: Sequence[str | int], kind: type) -> tuple[str, Key | None, type 
 
 
 def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key below a settings class with its dotted path; `<agent>` and its like stand for any name in a mapping."""
+    """Every key below a settings class with its dotted path; `<agent>` and other placeholders match any name."""
     for name, key in keys_of(kind).items():
         path = f"{prefix}{name}"
         yield path, key
@@ -162,8 +160,7 @@ def resumable(kind: type) -> tuple[str, ...]:
 
 @cache
 def path_kind(key: str, kind: type) -> str | None:
-    """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is
-    none."""
+    """The kind of path of a dotted config key ("file", "run", "plugin", "model"), None if it is not a path."""
     for pattern, found in walk(kind):
         if "path" in found.meaning and _same_place(pattern, re.sub(r"\.\d+$", "", key)):
             return str(found.meaning["path"])
@@ -171,15 +168,14 @@ def path_kind(key: str, kind: type) -> str | None:
 
 
 def place(mapping: str) -> str:
-    """What stands for any name below the key `mapping`."""
+    """The placeholder for names below the key `mapping`."""
     return _PLACES.get(mapping, "<agent>")
 
 
 def suggest(name: str, valid: Sequence[str], path: str = "", kind: type | None = None) -> str:
     """The second half of "unknown ...": the nearest valid names, or else all of them.
 
-    path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as
-    near too.
+    path: the place of `name` as a key; then a key of this name elsewhere in a config of `kind` is also suggested.
     """
     lower = {v.lower(): v for v in reversed(valid)}
     near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [

@@ -1,4 +1,4 @@
-"""Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See
+"""Rules about learning: algorithms, schedules, initial weights, pretraining, and evaluations that learn. See
 `nip_ray.config.rules`."""
 
 from collections.abc import Iterator, Sequence
@@ -27,21 +27,21 @@ from nip_ray.storage.sources import is_artifact
 
 
 def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
-    """Somebody must learn. (That each schedule lets its agent learn is a rule of its own.)"""
+    """At least one agent must learn. (Another rule checks that each schedule lets its agent learn.)"""
     if playing(config) is None or isinstance(config.algorithm, SoloSettings):
-        return  # its agents are not known here; of the one that learns alone another rule speaks
+        return  # its agents are not known here; another rule covers a solo agent
     if not any(learns(agent) for _, agent in players(config).values()):
         names = ", ".join(players(config))
-        yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
+        yield f"scenario.agents: no agent learns ({names}), set agent_lr_factor above 0 for one"
 
 
 def learns(agent: AgentSettings) -> bool:
-    """Return True if training changes anything of an agent with these settings."""
+    """Return True if training changes any part of an agent with these settings."""
     return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
 
 
 def own_settings(config: ExperimentConfig) -> Iterator[str]:
-    """What agents have of their own is for agents that learn."""
+    """An agent's own learning settings require that it learns."""
     for agent in config.algorithm.agents if isinstance(config.algorithm, OnPolicySettings) else ():
         key = f"algorithm.agents.{agent}"
         if agent == DEFAULT:
@@ -53,7 +53,7 @@ def own_settings(config: ExperimentConfig) -> Iterator[str]:
 
 
 def stackelberg(config: ExperimentConfig) -> Iterator[str]:
-    """A sequence has a place for everyone, and is there where it is needed."""
+    """A sequence has a place for every agent, and is present if needed."""
     rule = config.algorithm
     if not isinstance(rule, StackelbergSettings):
         return
@@ -65,15 +65,14 @@ def stackelberg(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"{key}: {agent} is {fault}"
         if named.count(agent) > 1:
-            yield f"{key}: {agent} stands in it {named.count(agent)} times, name everyone once"
+            yield f"{key}: {agent} is in it {named.count(agent)} times, name each once"
     missing = [agent for agent in playing(config) or () if agent not in named]
     if missing:
-        yield f"{key}: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no place in it, name everyone once"
+        yield f"{key}: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no place in it, name each once"
 
 
 def solo(config: ExperimentConfig) -> Iterator[str]:
-    """Whoever learns alone plays, can learn, and has labels to learn from; nothing is played that workers could
-    share."""
+    """A solo agent plays, can learn, and has labels to learn from; there is no play to share among workers."""
     rule = config.algorithm
     if not isinstance(rule, SoloSettings):
         return
@@ -96,14 +95,14 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
             )
     if config.play.num_env_runners:
         yield (
-            f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it"
-            " to 0"
+            f"play.num_env_runners: got {config.play.num_env_runners}, but an agent that learns alone does not"
+            " play, set it to 0"
         )
 
 
 def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str, ...]:
-    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all that
-    learn."""
+    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all
+    learners."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return ()
@@ -111,7 +110,7 @@ def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str
 
 
 def dqn(config: ExperimentConfig) -> Iterator[str]:
-    """Deep Q-learning: its roles play, learn, and choose one symbol; greedy play is what is examined."""
+    """Deep Q-learning: its roles play, learn, and choose one symbol; evaluations are greedy."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return
@@ -140,7 +139,7 @@ def dqn(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterator[str]:
-    """What is wrong with one trained role."""
+    """The faults of one trained role."""
     own = role_settings(rule, role)
     source = f"algorithm.roles.{role if role in rule.roles else DEFAULT}"
     if own.batch_size < config.learners.num_learners:
@@ -166,7 +165,7 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
 
 
 def schedules(config: ExperimentConfig) -> Iterator[str]:
-    """Schedules are complete, are for agents that learn, and let them learn."""
+    """Schedules are complete, belong to agents that learn, and let them learn."""
     for agent, schedule in config.schedules.items():
         key = f"schedules.{agent}"
         if (fault := stranger(config, agent)) is not None:
@@ -190,8 +189,7 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
 
 
 def first_weights(config: ExperimentConfig) -> Iterator[str]:
-    """Weights of other runs are for agents that have weights, and are there. (Whether they fit is seen when they are
-    read.)"""
+    """Initial weights are for agents that have weights, and exist. (Whether they fit is checked when they are read.)"""
     for agent, source in config.initial_weights.items():
         key = f"initial_weights.{agent}"
         if (fault := stranger(config, agent)) is not None:
@@ -209,13 +207,13 @@ def first_weights(config: ExperimentConfig) -> Iterator[str]:
 
 def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str]:
     if is_artifact(run_dir):
-        return  # what it holds is seen when it is fetched
+        return  # checked when it is fetched
     path = Path(run_dir)
     if not run_dir:
         yield f"{key}.run_dir: missing, name the folder of another run"
     elif not (path / "config.yaml").is_file():
         yield f"{key}.run_dir: {run_dir}: no run here, name the folder of one"
-    elif not (path / EXPORTED).is_file():  # an export is weights
+    elif not (path / EXPORTED).is_file():  # an export has weights
         folder = path / "checkpoints"
         found = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
         if not found:
@@ -226,7 +224,7 @@ def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str
 
 
 def pretraining(config: ExperimentConfig) -> Iterator[str]:
-    """Those who are pretrained play, have bodies, and are named once; there are labels to learn from."""
+    """Pretrained agents play, have bodies, and are named once; there are labels to learn from."""
     settings, key = config.pretraining, "pretraining.agents"
     if not settings.agents:
         return
@@ -245,11 +243,11 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
                 " leave it out"
             )
         if settings.agents.count(agent) > 1:
-            yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name everyone once"
+            yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name each once"
 
 
 def message_regression(config: ExperimentConfig) -> Iterator[str]:
-    """Those whose messages are read play, and there are labels to be read from them."""
+    """Agents whose messages are read play, and there are labels to predict."""
     settings, key = config.evaluation.message_regression, "evaluation.message_regression"
     if not settings.enabled:
         return
@@ -262,13 +260,12 @@ def message_regression(config: ExperimentConfig) -> Iterator[str]:
 
 
 def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str | None:
-    """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known
-    here."""
+    """Why `agent` has no part in the experiment, and the valid agents; None if it has, or if that is not known here."""
     rule, known = config.algorithm, playing(config)
     if known is None:
         return None
     if agent not in known:
-        return f"no agent of {config.protocol.name}, {suggest(agent, known)}"
+        return f"not an agent of {config.protocol.name}, {suggest(agent, known)}"
     if isinstance(rule, SoloSettings) and agent != rule.agent and rule.agent in known:
         return f"not there, since {rule.agent} learns alone (algorithm.name is solo), leave it out"
     return None

@@ -1,18 +1,16 @@
-"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig` or `TextExperimentConfig`, and back to
-YAML.
+"""From YAML, dictionaries and `--set a.b=c` to checked `ExperimentConfig` or `TextExperimentConfig`, and back to YAML.
 
 Decisions that matter here:
 
-- Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes
-  for text, is a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way
-  round.
-- A key that stands twice is refused: one of the two would be silently lost.
-- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right, and
-  with the file, or the command line where that set the key. A config of a newer format is refused before that: its
-  unknown keys are no misspellings.
-- Wherever a config file is named, a run may stand for it, by its folder or an artifact: its stored config is taken.
-- Plugins are code. A config that came over the network imports none, unless whoever starts it names them; one of a run
-  folder only those that are known (`nip_ray.config.plugins`).
+- Values keep the type they are written in: `true` is not a number and `"3"` is not an integer. `1e-3`, which is text in
+  YAML 1.1, is a number here, in files and in `--set`. An integer is valid for a number, but not the other way round.
+- A duplicate key is refused: one of the two would be silently lost.
+- All faults of a config are in one UserError, each with its dotted key, its value and what would be right, and with the
+  file, or the command line if that set the key. A config of a newer format is refused before that: its unknown keys are
+  not misspellings.
+- A run, by its folder or an artifact, can replace a config file: its stored config is used.
+- Plugins are code. A config fetched over the network imports none, unless the user names them; one of a run folder only
+  known ones (`nip_ray.config.plugins`).
 """
 
 import os
@@ -66,10 +64,9 @@ def load_config(
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
     path: or a run's folder, or an artifact ("wandb:ENTITY/PROJECT/config-RUNID:VERSION"): the config of that run.
-    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read
-    without. of_run: whether a run folder holds the file, so that it names only code that is known (None: what is read
-    unchecked and called config.yaml, all folders, and files as runs write them). Raises UserError, which names the
-    file.
+    checked: also apply `rules.check`; without it, a stored config whose data files have moved can still be read.
+    of_run: True if the file is in a run folder, so that only known code is imported (None: unchecked files named
+    config.yaml, all folders, and files as runs write them). Raises UserError, which names the file.
     """
     data, name = read_mapping(
         path, overrides, of_run=not checked and Path(path).name == CONFIG if of_run is None else of_run
@@ -95,9 +92,8 @@ def load_config(
 
 @contextmanager
 def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Put the file's `name` before the faults of a UserError, "command line" before those of a key that `overrides`
-    set, both before those of another key that speak of one that `overrides` set.
-    """
+    """Prefix the faults of a UserError: with the file's `name`; with "command line" for a key that `overrides` set;
+    with both for another key whose fault mentions one that `overrides` set."""
     keys = [override.partition("=")[0].strip() for override in overrides]
     above = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
     patterns = [f"^{re.escape(key)}(?!\\w)" for key in keys] + [f"^{re.escape(key)}: unknown key" for key in above]
@@ -125,10 +121,9 @@ def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
 def read_mapping(
     path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See
-    `load_config`.
+    """(the content of a file, run or artifact overlaid with `overrides`, its name in messages). See `load_config`.
 
-    of_run: the file is the config of a run folder, which is known anyway of a folder, and of a file as runs write it.
+    of_run: the file is the config of a run folder, which is known for a folder, and for a file as runs write it.
     """
     fetched = is_artifact(path)
     with config_file(path) as file:
@@ -173,8 +168,7 @@ def _text(file: Path, name: str) -> str:
 
 
 def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
-    """That of the paths that are `there` whose name, without its suffix, is nearest to that of `path`; None where none
-    is near."""
+    """The path among `there` whose name, without its suffix, is nearest to that of `path`; None if none is near."""
     named: dict[str, Path] = {}
     for found in there:
         named.setdefault(found.stem, found)
@@ -182,8 +176,7 @@ def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
 
 
 def load_stored_config(path: Path | str) -> ExperimentConfig:
-    """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language
-    models."""
+    """Config of a run of agents with networks, data files unchecked. Raises UserError for one of language models."""
     config = load_config(path, checked=False)
     if isinstance(config, TextExperimentConfig):
         rerun = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
@@ -197,8 +190,7 @@ def load_stored_config(path: Path | str) -> ExperimentConfig:
 
 
 def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
-    """Which of the two a mapping describes; its plugins are imported where that needs them. Raises UserError as
-    `import_plugins` does."""
+    """The config class of a mapping; its plugins are imported if needed. Raises UserError as `import_plugins` does."""
     parts = {key: data.get(key) for key in ("scenario", "algorithm")}
     named = {key: part["name"] for key, part in parts.items() if isinstance(part, Mapping) and "name" in part}
     if any(
@@ -211,8 +203,7 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
 
 
 def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
-    """Whether a learning rule that nobody knows is meant for language models: by keys that only these have, or by the
-    nearest name."""
+    """True if an unknown learning rule is meant for language models: by keys only these have, or the nearest name."""
     known = names_of(ExperimentConfig, "algorithm")
     if algorithm is None or algorithm in known:
         return False
@@ -223,8 +214,7 @@ def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
 
 
 def text_names() -> dict[str, list[str]]:
-    """By which names, of a key, a config is known to be one of language models: those that configs of networks do not
-    know."""
+    """Key -> the names that mark a config as one of language models: those that configs of networks do not have."""
     keys = ("scenario", "algorithm")
     return {
         key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)]
@@ -245,11 +235,10 @@ def is_experiment(data: Mapping[str, Any]) -> bool:
 
 
 def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyConfig:
-    """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
+    """The config of a mapping; keys left out have their defaults. `rules.check` is not called.
 
-    stored: by an earlier version, perhaps: keys that are gone since are dropped, whatever they say.
-    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the
-    format is newer.
+    stored: possibly by an earlier version: removed keys are dropped with any value. Raises one UserError that lists
+    every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
     """
     version = data.get("format_version", FORMAT_VERSION)
     if type(version) is int and version > FORMAT_VERSION:
@@ -263,7 +252,7 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
     except ValueError as error:
         raise UserError(f"a config holds numbers, text, lists and mappings only ({error})") from None
     try:
-        # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
+        # JSON in strict mode: lists may be tuples and integers numbers, without other conversions
         return kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
@@ -271,8 +260,7 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
 
 
 def config_to_yaml(config: AnyConfig) -> str:
-    """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal
-    config."""
+    """Every key of `config` as YAML in the order of the docs; `config_from_dict` of it gives an equal config."""
     return to_yaml(plain(config))
 
 
@@ -282,11 +270,10 @@ def to_yaml(data: Mapping[str, Any]) -> str:
 
 
 def differences(value: Any, default: Any = None) -> dict[str, Any]:
-    """What of a config, or of a part of it, is not as by default, as a mapping; `config_from_dict` of a config's gives
-    an equal config.
+    """The differences of a config, or of a part of it, from the defaults, as a mapping; `config_from_dict` of a
+    config's gives an equal config.
 
-    default: what is taken where the part is left out (None: what its class says). What is told apart by its `name`
-    keeps that.
+    default: the value if the part is left out (None: its class's). Parts with variants keep their `name`.
     """
     made: dict[str, Any] = {}
     for name, key in keys_of(type(value)).items():
@@ -296,11 +283,11 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
         tags = ["name"] if len(kinds) > 1 else []
         if is_dataclass(given) or isinstance(given, Experiment):
             found = {**{tag: getattr(given, tag) for tag in tags}, **differences(given, usual)}
-            # a part that is there with its defaults alone is not one that is left out
+            # a part that is present with its defaults differs from one that is left out
             made |= {name: found} if found or usual is None else {}
         elif given == usual:
             continue
-        elif kinds and isinstance(given, Mapping):  # of agents: one that is named has no share in `_default`
+        elif kinds and isinstance(given, Mapping):  # of agents: a named one inherits nothing from `_default`
             made[name] = {
                 agent: {**{tag: getattr(item, tag) for tag in tags}, **differences(item)}
                 for agent, item in given.items()
@@ -311,13 +298,12 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an
-    index.
+    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, lists take an index.
 
-    A mapping is merged into the one that is there, which a line reports; see `_merged` for what it replaces instead.
+    A mapping is merged into the existing one, which a line reports; see `_merged` for replacements.
 
-    What `data` says of a learning rule's setting under another name goes. Raises UserError for an override that is not
-    of this form or leads nowhere.
+    A learning rule's setting under another name in `data` is dropped. Raises UserError for an override of another form
+    or for an invalid path.
     """
     made = unshared(data)
     for section, _, name in (override.partition("=")[0].strip().partition(".") for override in overrides):
@@ -333,7 +319,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
 
 def unshared(value: Any) -> Any:
-    """A copy in which no part stands twice: what a YAML alias refers to must not change together with it."""
+    """A copy without shared parts: targets of YAML aliases must not change together."""
     if isinstance(value, Mapping):
         return {key: unshared(item) for key, item in value.items()}
     return [unshared(item) for item in value] if isinstance(value, list | tuple) else value
@@ -358,7 +344,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
         if isinstance(at, list):
             if not part.isdecimal() or int(part) >= len(at):
                 raise UserError(
-                    f"--set {override}: {here} is a list of {len(at)}; {part!r} is no index from 0 to {len(at) - 1}"
+                    f"--set {override}: {here} is a list of {len(at)}; {part!r} is not an index from 0 to {len(at) - 1}"
                 )
             step: Any = int(part)
         elif isinstance(at, dict):
@@ -379,9 +365,8 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """`new` laid over `old` where both are mappings. It replaces `old` where it is empty, where `name` says that it is
-    of another kind, and where both are a single list under different keys: a sweep's search spaces.
-    """
+    """`new` merged into `old` if both are mappings. It replaces `old` if it is empty, if `name` differs, and if both
+    are a single list under different keys: a sweep's search spaces."""
     if not (isinstance(old, dict) and isinstance(new, dict) and new):
         return new
     spaces = len(old) == len(new) == 1 and all(isinstance(item, list) for item in (*old.values(), *new.values()))
@@ -391,9 +376,9 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bool = True) -> AnyConfig:
-    """A config as Python callers give it: as such, its keys, or a YAML file or run folder. Raises UserError for faults.
+    """A config from Python callers: a config, its keys, or a YAML file or run folder. Raises UserError for faults.
 
-    checked: as of `load_config`; a config that is given as such, or by its keys, is not checked here.
+    checked: as in `load_config`; a config that is passed as such, or by its keys, is not checked here.
     """
     if isinstance(config, Path | str):
         return load_config(config, checked=checked)
@@ -407,8 +392,8 @@ def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bo
 
 
 def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:
-    """The settings of a `kind` (a dataclass) that a mapping describes; keys left out have their defaults, unions are
-    told apart by `name`.
+    """The settings of a `kind` (a dataclass) from a mapping; missing keys have defaults, variants are selected by
+    `name`.
 
     prefix: of its keys. Raises one UserError that lists every fault.
     """
@@ -433,7 +418,7 @@ def _settings(kind: type[Settings], found: pydantic.BaseModel) -> Settings:
 
 
 def _elements(kind: type) -> dict[str, type]:
-    """Key -> the class of what its tuple holds, of keys that are tuples of settings."""
+    """Key -> the class of the elements, for keys that are tuples of settings."""
     held = {
         key.name: value_annotation(key.annotation)
         for key in keys_of(kind).values()
@@ -444,7 +429,7 @@ def _elements(kind: type) -> dict[str, type]:
 
 @cache
 def _model(kind: type) -> type[pydantic.BaseModel]:
-    """A settings class as pydantic checks it."""
+    """The pydantic model of a settings class."""
     fields: dict[str, Any] = {}
     for key in keys_of(kind).values():
         annotation: Any = key.annotation

@@ -1,13 +1,12 @@
-"""Which scenarios, algorithms and providers a config can name: those that ship, and those that a plugin adds.
+"""The scenarios, algorithms and providers that a config can name: built-in ones, and those of plugins.
 
 Decisions that matter here:
 
-- An addition is a settings class like those that ship, and joins the union of the config itself. So its keys are
-  checked, suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not
-  there from the start.
-- All that is expected of a settings class is asked when it is added, in one error: not when the first config names it.
-- A class of the same name and module, or file, takes the place of the former: it comes from the same cell of a
-  notebook, run again, or from a file that is imported and named in `plugins` as well.
+- An addition is a settings class like the built-in ones, and joins the union of the config itself. So its keys are
+  checked, suggested, dumped and described in the schema by the same code, and no other code treats it specially.
+- All requirements on a settings class are checked when it is added, in one error, not when the first config names it.
+- A class of the same name and module, or file, replaces the former: it comes from a rerun cell of a notebook, or from a
+  file that is both imported and named in `plugins`.
 """
 
 import dataclasses
@@ -36,9 +35,9 @@ _PLACES: Mapping[Part, tuple[type[Experiment], str]] = {
     "text_algorithm": (TextExperimentConfig, "algorithm"),
     "provider": (TextExperimentConfig, "providers"),
 }
-"""Part of a config -> the config class and the key that it is a member of."""
+"""Part of a config -> the config class and the key of its union."""
 ADDED: dict[Part, dict[str, type]] = {part: {} for part in _PLACES}
-"""Part of a config -> the name that chooses an addition -> its settings class."""
+"""Part of a config -> the name of an addition -> its settings class."""
 
 
 def _members(part: Part) -> tuple[type, ...]:
@@ -52,14 +51,14 @@ _RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm")
 
 
 def known(part: Part) -> tuple[str, ...]:
-    """Every name that `part` can have now, those that ship first."""
+    """Every current name of `part`, built-in ones first."""
     return tuple(map(tag_of, _members(part)))
 
 
 def add(part: Part, settings: type) -> str:
-    """Let configs name `settings`, a frozen settings dataclass, as their `part`; returns the name.
+    """Allow configs to name `settings`, a frozen settings dataclass, as their `part`; returns the name.
 
-    Raises one UserError that lists everything that `settings` lacks, or says that its name is taken.
+    Raises one UserError that lists all missing requirements of `settings`, or says that its name is taken.
     """
     faults = list(_class_faults(settings)) or list(_FAULTS[part](settings))
     if faults:
@@ -80,7 +79,7 @@ def _words(part: Part) -> str:
 
 
 def forget(part: Part, name: str) -> None:
-    """Take an addition back."""
+    """Remove an addition."""
     if ADDED[part].pop(name, None) is not None:
         _rebuild(part)
 
@@ -96,7 +95,7 @@ def _rebuild(part: Part) -> None:
 
 
 def _class_faults(settings: Any) -> Iterator[str]:
-    """What every settings class of a union has."""
+    """Requirements on every settings class of a union."""
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
         yield (
             "must be a frozen dataclass (`@dataclass(frozen=True)`) whose fields are made with `option(default,"
@@ -111,7 +110,7 @@ def _class_faults(settings: Any) -> Iterator[str]:
 
 
 def _key_faults(settings: type, prefix: str = "") -> Iterator[str]:
-    """What cannot be checked or described below a settings class."""
+    """Parts below a settings class that cannot be checked or described."""
     if getattr(settings, "__pydantic_config__", {}).get("extra") != "forbid":
         yield f"{settings.__name__} needs `__pydantic_config__ = FORBID_UNKNOWN`, or misspelt keys would be ignored"
     for key in keys_of(settings).values():
@@ -135,7 +134,7 @@ def _describable(key: Key) -> bool:
 
 
 def _takes(key: Key, value: Any) -> bool:
-    """Return True if a config may say so."""
+    """Return True if the key accepts this value."""
     try:
         annotation: Any = Annotated[key.annotation, Field(**key.bounds)]
         TypeAdapter(annotation).validate_json(to_json(value, inf_nan_mode="constants"), strict=True)
@@ -177,7 +176,7 @@ def _text_algorithm_faults(settings: type) -> Iterator[str]:
         )
     elif isinstance(found := settings().faults(), str) or not isinstance(found, Iterable):
         yield f"faults() gives {reprlib.repr(found)}, expected texts, yield each"
-    if tag_of(settings) in known("algorithm"):  # by which a config would be one of networks
+    if tag_of(settings) in known("algorithm"):  # else a config would count as one of networks
         yield f"{tag_of(settings)!r} is a learning rule of networks already; choose another name"
 
 

@@ -12,13 +12,12 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 
-# rules that do not learn from the turns of each agent alone
+# rules that do not learn from the turns of each agent separately
 _WITHOUT = (DQNSettings, SoloSettings, StackelbergSettings)
 
 
 def opponents(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """They are for rules that learn from whole episodes, for agents that learn and have others who learn, and they are
-    met."""
+    """They need a rule that learns from whole episodes, agents that learn against learners, and a share of play."""
     pool = config.opponents
     if pool is None:
         return
@@ -33,7 +32,7 @@ def opponents(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
 
 
 def _other_rule(config: ExperimentConfig) -> str | None:
-    """Why networks cannot meet their past, None where they can."""
+    """Why networks cannot meet their past, None if they can."""
     if isinstance(config.algorithm, _WITHOUT):
         return f"not available with {config.algorithm.name}, leave it out or use ppo or reinforce"
     if config.protocol.zero_knowledge:
@@ -42,7 +41,7 @@ def _other_rule(config: ExperimentConfig) -> str | None:
 
 
 def _other_medium(config: TextExperimentConfig) -> str | None:
-    """Why language models cannot, None where they can."""
+    """Why language models cannot meet their past, None if they can."""
     if not isinstance(config.algorithm, TokenTrainingSettings):
         return (
             f"not available with {config.algorithm.name}, whose models learn elsewhere, leave it out or use"
@@ -72,9 +71,9 @@ def _who_meets(config: ExperimentConfig | TextExperimentConfig, pool: OpponentSe
                 " it out"
             )
         elif pool.agents is not None and pool.agents.count(agent) > 1:
-            yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name everyone once"
+            yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name each once"
     if len(learners) < 2:
-        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so nobody has a past to meet, leave it out"
+        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so there are no past opponents, leave it out"
     if isinstance(config, ExperimentConfig):
         total, unit, key = config.play.num_copies, "copies", "play.num_copies"
     else:

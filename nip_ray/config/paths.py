@@ -1,6 +1,6 @@
 """Relative paths of a config made absolute, so that workers, trials and a later resume find the same files.
 
-Which keys are paths is said beside each option (`nip_ray.settings.options`).
+Options are marked as paths in their definition (`nip_ray.settings.options`).
 """
 
 import os
@@ -17,25 +17,25 @@ AnyConfig = TypeVar("AnyConfig", bound=ExperimentConfig | TextExperimentConfig)
 
 
 def with_absolute_paths(config: AnyConfig) -> AnyConfig:
-    """`config` with every path absolute. Raises UserError for the address of a run in a store that is none."""
+    """`config` with every path absolute. Raises UserError for an invalid address of a run in a store."""
     dumped = absolute_paths(config.model_dump(mode="json"), type(config))
     if isinstance(config, TextExperimentConfig):
         for agent, settings in config.scenario.agents.items():
             provider = config.providers.get(settings.provider)
             if provider is None or not provider.local_models:
-                # a provider's name, even if a folder here has it, too
+                # a provider's name, even if a folder here has it too
                 dumped["scenario"]["agents"][agent]["model"] = settings.model
     return type(config).model_validate(dumped)
 
 
 def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
-    """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path in
-    it absolute."""
+    """The value of the dotted `key` of a config of `kind` (none: all of it), as plain data, with every path
+    absolute."""
     return mapped_paths(value, kind, lambda sort, path, key: _ABSOLUTE[sort](path), key)
 
 
 def mapped_paths(value: Any, kind: type, change: Callable[[str, str, str], str], key: str = "") -> Any:
-    """The same with `change` of every path in its place. change: of (sort of path, path, its dotted key)."""
+    """The same with every path replaced by `change` of (kind of path, path, its dotted key)."""
     if isinstance(value, Mapping):
         return {name: mapped_paths(item, kind, change, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
     if isinstance(value, list | tuple):

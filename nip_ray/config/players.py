@@ -1,4 +1,4 @@
-"""Who plays in an experiment, with which settings, and for how many rounds: what several rules ask of a config."""
+"""The agents of an experiment, their settings, and the number of rounds: shared by several rules of configs."""
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
@@ -21,16 +21,16 @@ AgentSettings = (
 )
 
 DEFAULT = "_default"
-"""The key of the settings of all agents that have none of their own."""
+"""The key of the settings of all agents without their own."""
 
 
 def known_table(config: ExperimentConfig | TextExperimentConfig) -> Protocol | None:
-    """The protocol's table, None where its plugin is not imported (`rules.check` imports it)."""
+    """The protocol's table, None if its plugin is not imported (`rules.check` imports it)."""
     return table_of(config.protocol.name, config.protocol) if config.protocol.name in PROTOCOLS else None
 
 
 def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] | None:
-    """The agents of the protocol, None where they are not known."""
+    """The agents of the protocol, None if they are not known."""
     table = known_table(config)
     return None if table is None else table.agents
 
@@ -42,15 +42,15 @@ def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
 
 
 def deciding(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...]:
-    """The agents whose decisions make the verdict; the verifier where they are not known."""
+    """The agents whose decisions make the verdict; the verifier if they are not known."""
     table = known_table(config)
     return ("verifier",) if table is None else table.verifiers
 
 
 def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
-    """Agent -> (the key that its settings come from, these settings), for every agent that plays.
+    """Agent -> (the key of its settings, these settings), for every agent that plays.
 
-    Where its plugin is not imported, those that the config names.
+    If its plugin is not imported, for those that the config names.
     """
     known = playing(config)
     names = (*config.scenario.agents, DEFAULT) if known is None else known
@@ -58,7 +58,7 @@ def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
 
 
 def source_of(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str:
-    """The key in `scenario.agents` that an agent's settings come from."""
+    """The key in `scenario.agents` of an agent's settings."""
     return agent if agent in config.scenario.agents else DEFAULT
 
 
@@ -69,7 +69,7 @@ def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
 
 
 def rounds_of(config: ExperimentConfig | TextExperimentConfig) -> int | None:
-    """The most rounds of an episode, None for one of a plugin that is not imported and has no max_rounds set."""
+    """Maximum number of rounds of an episode, None for one of a plugin that is not imported and has no max_rounds."""
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's
     table = known_table(config)

@@ -1,14 +1,14 @@
-"""Importing a user's own code: files or modules that register protocols, scenarios, algorithms and providers (see
-`nip_ray.plugins`).
+"""Import user code: files or modules that register protocols, scenarios, algorithms and providers; see
+`nip_ray.plugins`.
 
 Decisions that matter here:
 
 - A protocol is needed when it is built; scenarios, algorithms and providers add keys to configs, and are needed before
-  a config that names them can be checked. So a config's plugins are imported while it is read if, and only if, it names
-  what is not known yet.
-- Code that a run folder names is imported only if it is known: named in this process by a config or on the command
-  line, or by a run that this user has started on this machine (a list in $XDG_STATE_HOME/nip_ray), else only where
-  `TRUST` is set. A checksum in the folder would not do, since whoever writes a folder writes that, too.
+  a config that names them can be checked. So a config's plugins are imported while it is read if, and only if, it has
+  an unknown name.
+- Code named in a run folder is imported only if it is known: named in this process by a config or on the command line,
+  or by a run that this user has started on this machine (a list in $XDG_STATE_HOME/nip_ray), or if `TRUST` is set. A
+  checksum in the folder would not help, since the author of a folder writes that too.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
 from nip_ray.errors import UserError
 
 TRUST = "NIP_RAY_TRUST"
-"""Set to 1 to import what any run folder names; `nip-ray --trust VERB ...` does."""
+"""Set to 1 to import code named in any run folder; `nip-ray --trust VERB ...` does."""
 _known: set[str] = set()
 """Code that this process may import for a run folder."""
 _PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
@@ -49,7 +49,7 @@ def import_plugins(plugins: Iterable[str]) -> None:
         except Exception as error:
             frames = walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if is_plugin_file(frame.f_globals.get("__name__", ""))]
-            where = f" (line {lines[-1]})" if lines else ""  # the last of a plugin's file that was run
+            where = f" (line {lines[-1]})" if lines else ""  # the last line of a plugin's file that was executed
             raise UserError(
                 f"plugins: {plugin!r} cannot be imported{where}: {type(error).__name__}: {error}"
             ) from error
@@ -65,8 +65,8 @@ def code_in(data: Mapping[str, Any]) -> list[str]:
 
 
 def know(code: Iterable[str], keep: bool = False) -> None:
-    """Let run folders name this code from now on in this process. keep: and in later ones of this user, as far as a
-    list can be kept."""
+    """Allow run folders to name this code from now on in this process. keep: also in later ones of this user, if a list
+    can be stored."""
     added = set(map(_absolute, code))
     _known.update(added)
     if keep and (new := added - _kept()):
@@ -77,8 +77,7 @@ def know(code: Iterable[str], keep: bool = False) -> None:
 
 
 def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
-    """Raises UserError where a run folder, whose config is `data`, names code that is not known. name: how messages
-    call the file."""
+    """Raise UserError if a run folder, whose config is `data`, names unknown code. name: the file in messages."""
     unknown = [one for one in code_in(data) if _absolute(one) not in _known]
     if (
         unknown
@@ -87,7 +86,7 @@ def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
     ):
         raise UserError(
             f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust"
-            " whoever made this folder, put --trust before the verb (nip-ray --trust ...)"
+            " the author of this folder, put --trust before the verb (nip-ray --trust ...)"
         )
 
 
@@ -107,8 +106,7 @@ def _kept() -> set[str]:
 
 
 def import_needed(data: Any, kind: type) -> None:
-    """Import the plugins that a config of class `kind`, as plain data, asks for, where it names a member of a union
-    that is not known yet.
+    """Import the plugins of a config of class `kind`, as plain data, if it names an unknown member of a union.
 
     Data of any other shape are left to the check of configs. Raises UserError as `import_plugins` does.
     """
@@ -119,8 +117,7 @@ def import_needed(data: Any, kind: type) -> None:
 
 
 def _named(data: Mapping[str, Any], kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
-    """The names by which a config chooses members of unions, also within mappings, each with the members that there
-    are."""
+    """The names by which a config selects members of unions, also within mappings, each with the existing members."""
     for key in keys_of(kind).values():
         below, given = value_annotation(key.annotation), data.get(key.name)
         members = branches(key.annotation if below is None else below)
@@ -135,8 +132,8 @@ def is_plugin_file(module: str) -> bool:
 
 
 def send_by_value(*made: Any) -> None:
-    """Let Ray's actors have these classes and functions whole where a plugin's file defines them: no actor has read
-    that file."""
+    """Pickle these classes and functions by value for Ray's actors if a plugin's file defines them, since actors have
+    not read that file."""
     for module in {one.__module__ for one in made}:
         if is_plugin_file(module):
             import ray.cloudpickle

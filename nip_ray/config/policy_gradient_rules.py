@@ -1,4 +1,4 @@
-"""Rules about language models that learn from their own tokens: groups of dialogues, who learns and by whom, keys
+"""Rules about language models that learn from their own tokens: groups of dialogues, learners and their providers, keys
 without an effect."""
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ _JOBS_ALONE = (
     "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers",
     "save_merged",
 )  # fmt: skip
-"""Options of providers that are for fine-tuning jobs."""
+"""Options of providers that only affect fine-tuning jobs."""
 
 
 def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
-    """All that has to hold where agents learn from their own tokens."""
+    """All rules for agents that learn from their own tokens."""
     rule = config.algorithm
     if not isinstance(rule, TokenTrainingSettings):
         return
@@ -37,8 +37,7 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextExperimentConfig:
-    """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for changes that make
-    none."""
+    """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for invalid changes."""
     data = {**config.model_dump(mode="json"), "algorithm": {"name": "policy_gradient"}}
     for change in stage.changes:
         dotted, equals, text = change.partition("=")
@@ -60,7 +59,7 @@ def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextEx
 
 
 def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    """Stages follow one another, end before the run does, and each is a task that these agents can play."""
+    """Stages are in order, end before the run does, and each is a task that these agents can play."""
     before = 0
     played: list[TextExperimentConfig | None] = []
     for number, stage in enumerate(rule.curriculum):
@@ -102,7 +101,7 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
 
 
 def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    """They are for agents that play and learn, and agents of one group agree."""
+    """They are for agents that play and learn, and agents of one group have equal ones."""
     known, settings, unset = playing(config), language_agents(config), PolicyGradientAgentSettings()
     for agent, own in rule.agents.items():
         place = f"algorithm.agents.{agent}"
@@ -139,7 +138,7 @@ def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> 
 
 
 def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    """Their providers can give what the rule needs, and their tokens are drawn from the model's own distribution."""
+    """Their providers support the rule, and their tokens are sampled from the model's own distribution."""
     name, able = (
         config.algorithm.name,
         [name for name, provider in config.providers.items() if provider.gives_gradients],
@@ -166,8 +165,7 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
             yield (
-                f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked"
-                " again, set it to 1"
+                f"{place}.max_invalid_replies: got {got}, but an agent that learns has one reply in a turn, set it to 1"
             )
         if settings.temperature == 0:
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
@@ -188,7 +186,7 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
 def _of_drawn_tokens(
     rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings
 ) -> Iterator[str]:
-    """What log-probabilities of the drawn tokens, as a service computes them, do not tell."""
+    """Restrictions of log-probabilities of sampled tokens from a service."""
     if settings.temperature not in (None, 0, 1):
         got, name = settings.temperature, settings.provider
         yield (
@@ -207,7 +205,7 @@ def _of_drawn_tokens(
 
 
 def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    """Actors are for models of this cluster, and who plays ahead samples by other weights than those that learn."""
+    """Actors are for models of this cluster, and playing ahead samples with other weights than the learning ones."""
     shares = rule.rollouts_per_iteration // rule.group_size
     if rule.num_rollout_workers > max(1, shares):
         yield (
@@ -246,7 +244,7 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
 
 
 def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:
-    """What only rules with fine-tuning jobs and with clients read."""
+    """Keys that only rules with fine-tuning jobs and with clients read."""
     for name, key in keys_of(type(config.talk)).items():
         if getattr(config.talk, name) != key.default:
             yield (

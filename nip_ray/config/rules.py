@@ -1,8 +1,7 @@
 """Validation of configs: every illegal combination of settings is refused with a reason before torch or Ray is loaded.
 
-Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type
-and bounds) is not checked here but by the models themselves. For a protocol that does not ship the config's plugins are
-imported.
+Each rule is a generator of faults over the whole config; `check` collects them all. Single keys (types and bounds) are
+checked by the models themselves. For a custom protocol the config's plugins are imported.
 """
 
 import difflib
@@ -37,7 +36,7 @@ from nip_ray.settings.protocol import PayoffEntries, ProtocolParams, ProtocolSet
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
-_WEIGHING = ("ppo", "reinforce")  # rules that weigh what older weights did
+_WEIGHING = ("ppo", "reinforce")  # rules that weight rollouts with older weights
 _OR_WEIGHING = " or ".join(_WEIGHING)
 _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
 _REWARDS = (
@@ -56,9 +55,9 @@ _ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
 
 
 def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = True) -> None:
-    """Raise one UserError that lists every fault of `config`; return quietly when there is none.
+    """Raise one UserError that lists all faults of `config`, if any.
 
-    training: also refuse an experiment in which nobody learns.
+    training: also refuse an experiment in which no agent learns.
     """
     if config.protocol.name not in PROTOCOLS and config.plugins and not any(plugins(config)):
         import_plugins(config.plugins)
@@ -122,7 +121,7 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
 
 
 def _goals_and_payment(table: Protocol) -> Iterator[str]:
-    """A prover that argues for a verdict and is paid more for another."""
+    """Provers that argue for a verdict and are paid more for another."""
     for prover in table.provers:
         for role in table.roles or (None,):
             payment = table.payment.of(role)
@@ -137,7 +136,7 @@ def _goals_and_payment(table: Protocol) -> Iterator[str]:
 
 
 def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterator[str]:
-    """Prices of a verifier's turns where it has its last one alone."""
+    """Prices of a verifier's turns if it only has its last one."""
     if set(table.verifier_rounds) != {table.max_rounds - 1}:
         return
     keys = ["verifier_no_guess_reward"] if protocol.verifier_no_guess_reward else []
@@ -155,7 +154,7 @@ def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterat
 
 
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
-    """It must ship or come from a plugin, and be at home in the scenario."""
+    """It must be built-in or come from a plugin, and fit the scenario."""
     name, scenario, table = config.protocol.name, config.scenario.name, known_table(config)
     if table is None and not any(plugins(config)):
         hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
@@ -174,7 +173,7 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
 
 
 def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
-    """Parameters must have a use, and limits must leave the verifier a turn in which it can decide."""
+    """Parameters must have an effect, and limits must leave the verifier a turn in which it can decide."""
     protocol, name = config.protocol, config.protocol.name
     amounts = {key: getattr(protocol, key) for key in _REWARDS}
     for agent, entries in protocol.payoff.items():
@@ -221,8 +220,7 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
 
 
 def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
-    """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can
-    be paid for it."""
+    """A graded verdict of networks is the probability of its draw: only policy gradients can learn from its payment."""
     table = known_table(config)
     if table is None or table.verifier is None:
         return
@@ -249,7 +247,7 @@ def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _nonconformity(table: Protocol) -> Iterator[str]:
-    from nip_ray.protocols import conformance  # loads torch, so where something is asked for that it may refuse
+    from nip_ray.protocols import conformance  # loads torch, so only if there is something to check
 
     try:
         conformance.check(table)
@@ -271,10 +269,10 @@ def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
 
 
 def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
-    """It is for proofs, in scenarios whose agents can hold two conversations at once."""
+    """It is for proofs, in scenarios whose agents can have two conversations at once."""
     protocol, scenario = config.protocol, config.scenario.name
     if not protocol.zero_knowledge or without_verifier(config):
-        return  # a game has no use for it, which `protocol_parameters` says
+        return  # a game does not use it, which `protocol_parameters` reports
     if scenario not in _ZERO_KNOWLEDGE_SCENARIOS:
         yield (
             f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(_ZERO_KNOWLEDGE_SCENARIOS)}), set"
@@ -293,7 +291,7 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
 
 
 def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
-    """The message with which an agent chooses its side is heard."""
+    """The message with which an agent chooses its side is read."""
     table = known_table(config)
     if table is not None and table.chooser and getattr(config.algorithm, "skip_silent_messages", False):
         yield (
@@ -303,7 +301,7 @@ def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
 
 
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """Chains have the length that the protocol comes down to, and a reply that holds one has room for it."""
+    """Chains have the length that the protocol implies, and a reply with one fits its limit."""
     if not isinstance(config.scenario, ChainSettings):
         return
     faults = list(chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0))
@@ -345,7 +343,7 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
 
 
 def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
-    """Policy and value that share a body cannot train it at two rates."""
+    """Policy and value with a shared body cannot train it at two rates."""
     scenario = config.scenario
     bodies = isinstance(scenario, GraphIsomorphismSettings | ImageClassificationSettings)
     if (
@@ -353,7 +351,7 @@ def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
         or (bodies and not scenario.shared_body)
         or scenario.name in ADDED["scenario"]
     ):
-        return  # of networks of a plugin nothing is known here
+        return  # networks of a plugin are not known here
     way_out = " or set scenario.shared_body to false" if bodies else ""
     for source, agent in players(config).values():
         if isinstance(agent, HironakaAgentSettings) and not agent.shared_body:
@@ -387,9 +385,9 @@ def manual_agents(config: ExperimentConfig) -> Iterator[str]:
 
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:
-    """A minibatch holds at least one whole copy and at most what an iteration plays; learners get equal shares."""
+    """A minibatch holds at least one whole copy and at most the copies of an iteration; learners get equal shares."""
     if isinstance(config.algorithm, DQNSettings):
-        return  # draws transitions, not copies: a rule of its own speaks of them
+        return  # draws transitions, not copies: covered by its own rule
     size = config.algorithm.minibatch_size
     rounds = 1 if isinstance(config.algorithm, SoloSettings) else rounds_of(config)  # alone, an instance is one frame
     copies = config.play.num_copies * max(1, config.play.num_env_runners)
@@ -432,7 +430,7 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
 
 
 def workers(config: ExperimentConfig) -> Iterator[str]:
-    """Whoever is asked for has something to do: GPUs need env runners, and play ahead somebody beside learners."""
+    """Requested workers have work: GPUs need env runners, and playing ahead needs processes beside the learners."""
     play = config.play
     if play.num_gpus_per_env_runner and not play.num_env_runners:
         yield (
@@ -444,7 +442,7 @@ def workers(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _staleness(config: ExperimentConfig) -> Iterator[str]:
-    """Somebody plays beside those who learn, and learns from what older weights did."""
+    """Play is separate from learning, and the rule supports rollouts with older weights."""
     rule, key = config.algorithm, f"play.max_staleness: got {config.play.max_staleness}, but"
     if rule.name not in _WEIGHING:
         yield f"{key} {rule.name} does not correct for the weights that played, set it to 0 or use {_OR_WEIGHING}"
@@ -457,7 +455,7 @@ def _staleness(config: ExperimentConfig) -> Iterator[str]:
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
-    """Who is to be attacked at the end can be."""
+    """The agents to attack at the end can be attacked."""
     if not config.evaluation.attack.enabled:
         return
     table, key = known_table(config), "evaluation.attack.enabled"
@@ -492,15 +490,14 @@ def _module_exists(name: str) -> bool:
 
 
 def own_faults(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """What each part of a config finds wrong with itself. (Providers and schedules are asked elsewhere: theirs depend
-    on more.)"""
+    """Each part's own faults. (Providers and schedules have separate rules: theirs depend on more.)"""
     for name in keys_of(type(config)):
         if name not in ("providers", "schedules"):
             yield from faults_below(getattr(config, name), name)
 
 
 def faults_below(part: Any, place: str) -> Iterator[str]:
-    """The faults of `part` and of the settings in it, each with its whole key."""
+    """The faults of `part` and of the settings in it, each with its full key."""
     if isinstance(part, Mapping):
         for name, member in part.items():
             yield from faults_below(member, f"{place}.{name}")

@@ -21,18 +21,18 @@ from nip_ray.settings.sweep import SweepSettings
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config, with titles, descriptions, bounds and defaults; of runner files too, and of a sweep
-    its own section (any of its other values may be a search space)."""
+    """The JSON schema of a config, with titles, descriptions, bounds and defaults; also for runner files and a sweep's
+    own section (any of its other values may be a search space)."""
     kinds = (ExperimentConfig, TextExperimentConfig, RunnerSettings, SweepSettings)
     parts = TypeAdapter.json_schemas([(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds])[1]["$defs"]
     for key in [key for kind in (*kinds, LearnerSettings) for key in keys_of(kind).values()]:
-        # a member of a union needs its `name`, unless it is the default one: the same as the loader does
+        # a member of a union needs its `name`, unless it is the default one, as in the loader
         members = branches(value_annotation(key.annotation) or key.annotation)
         for member in members if len(members) > 1 else ():
             if member is not type(key.default):
                 parts[member.__name__]["required"] = ["name"]
     for part in parts.values():
-        if "description" in part:  # where a docstring breaks its lines does not matter here
+        if "description" in part:  # line breaks of docstrings do not matter here
             part["description"] = " ".join(part["description"].split())
     _without_titles_of_keys(parts)
     of_language_models = []
@@ -58,7 +58,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """`config_schema` as JSON, a line for each of its parts."""
+    """`config_schema` as JSON, one line for each of its parts."""
     schema = config_schema()
     parts = ",\n".join(f"{json.dumps(name)}: {json.dumps(part)}" for name, part in schema.pop("$defs").items())
     return f'{json.dumps(schema)[:-1]},\n"$defs": {{\n{parts}\n}}}}\n'
@@ -73,7 +73,7 @@ def _has_any(keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _without_titles_of_keys(node: Any) -> None:
-    """Titles that only repeat the key hide the description in editors."""
+    """Remove titles that only repeat the key, since they hide the description in editors."""
     if isinstance(node, dict):
         for child in node.get("properties", {}).values():
             child.pop("title", None)

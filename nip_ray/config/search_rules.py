@@ -1,5 +1,4 @@
-"""Rules about provers that search, and about decisions that learn from more than their draws. See
-`nip_ray.config.rules`."""
+"""Rules about provers that search, and about decisions learned from more than samples. See `nip_ray.config.rules`."""
 
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ _RULES = (PPOSettings, ReinforceSettings)
 
 
 def searchers(config: ExperimentConfig) -> tuple[str, ...]:
-    """The provers that search: those that `search.agents` names, else all that learn."""
+    """The provers that search: those in `search.agents`, else all that learn."""
     if config.search is None:
         return ()
     provers = table_of(config.protocol.name, config.protocol).provers
@@ -23,13 +22,12 @@ def searchers(config: ExperimentConfig) -> tuple[str, ...]:
 
 
 def searching(config: ExperimentConfig) -> tuple[SearchSettings, tuple[str, ...]] | None:
-    """How provers search while they learn, and which do; None where none does."""
+    """The search settings during learning, and the provers that search; None without any."""
     return None if config.search is None else (config.search, searchers(config))
 
 
 def search(config: ExperimentConfig) -> Iterator[str]:
-    """What a message is worth must be computable from what the verifier gives it, and somebody must be there to be
-    taught."""
+    """The value of a message must be computable from the verifier's output, and an agent must learn from the search."""
     if config.search is None:
         return
     if not isinstance(config.algorithm, _RULES):
@@ -47,17 +45,17 @@ def search(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"search.agents: {agent} is {fault}"
         elif agent not in table.provers:
-            yield f"search.agents: {agent} is no prover, expected some of {', '.join(table.provers)}"
+            yield f"search.agents: {agent} is not a prover, expected some of {', '.join(table.provers)}"
         elif config.search.agents is not None and config.search.agents.count(agent) > 1:
-            yield f"search.agents: {agent} is named {config.search.agents.count(agent)} times, name everyone once"
+            yield f"search.agents: {agent} is named {config.search.agents.count(agent)} times, name each once"
         elif not learns(agent_settings(config, agent)):
             yield f"search.agents: {agent} never learns (scenario.agents.{source_of(config, agent)}), leave it out"
     if config.search.agents is None and not searchers(config):
-        yield "search: no prover learns, so nobody would be taught, leave it out"
+        yield "search: no prover learns from it, leave it out"
 
 
 def worth_unknown(table: Protocol) -> str | None:
-    """Why it cannot be computed what a message is worth; None where it can."""
+    """Why the value of a message cannot be computed; None if it can."""
     payment = table.payment
     if table.verifier is None:
         return "which has no verifier"
@@ -82,8 +80,7 @@ def worth_unknown(table: Protocol) -> str | None:
 
 
 def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
-    """More than the drawn decision is learned from by rules that learn from each agent's own turns, where there are
-    verdicts."""
+    """It needs a rule that learns from each agent's own turns, and verdicts."""
     rule = config.algorithm
     if not isinstance(rule, OnPolicySettings) or rule.verdict_gradient == "sampled":
         return

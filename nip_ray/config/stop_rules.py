@@ -6,7 +6,7 @@ from nip_ray.config.experiment import ExperimentConfig
 
 
 def stops(config: ExperimentConfig) -> Iterator[str]:
-    """`stop` without the evaluations that decide."""
+    """`stop` without the evaluations that it depends on."""
     if config.stop is None:
         return
     kind = "sampled" if config.stop.metric.startswith("eval_sampled/") else "greedy"

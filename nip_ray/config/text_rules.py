@@ -1,6 +1,7 @@
 """Rules about experiments with language models: providers, groups, prices, data. See `nip_ray.config.rules`.
 
-What needs the environment or the network (keys, models, methods) is checked when a run starts, before money is spent.
+Checks that need the environment or the network (keys, models, methods) are made when a run starts, before money is
+spent.
 """
 
 import re
@@ -28,7 +29,7 @@ WITH_PROMPTS = (
     "nip", "adp", "debate", "open_debate", "critique", "merlin_arthur", "consultancy", "open_consultancy",
     "helpful_sneaky", "mnip", "judge_panel", "solo_verifier",
 )  # fmt: skip
-"""Those with prompts of code validation."""
+"""Protocols with prompts for code validation."""
 WORDS = "words"
 """The local model whose tokens are the words of the scenario."""
 _OUR_MEMBERS = {
@@ -41,7 +42,7 @@ _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "past", "ro
 
 
 def language_agents(config: TextExperimentConfig) -> dict[str, LanguageAgentSettings]:
-    """Agent -> its settings, for every agent that plays (under a protocol of a plugin: that the config names)."""
+    """Agent -> its settings, for every agent that plays (under a protocol of a plugin: those in the config)."""
     named, known = config.scenario.agents, playing(config)
     agents = [agent for agent in named if agent != DEFAULT] if known is None else known
     return {agent: named.get(agent, named.get(DEFAULT, LanguageAgentSettings())) for agent in agents}
@@ -56,7 +57,7 @@ def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
 
 
 def fine_tuning_rule(config: TextExperimentConfig) -> TextTrainingSettings:
-    """The rule of a run whose agents learn by fine-tuning jobs. Raises UserError where they do not."""
+    """The rule of a run whose agents learn by fine-tuning jobs. Raises UserError for any other run."""
     if not isinstance(config.algorithm, TextTrainingSettings):
         raise UserError(
             f"algorithm.name: {config.algorithm.name} learns without fine-tuning jobs, use expert_iteration or malt"
@@ -66,19 +67,18 @@ def fine_tuning_rule(config: TextExperimentConfig) -> TextTrainingSettings:
 
 
 def learns_from_tokens(config: TextExperimentConfig) -> bool:
-    """Return True if agents learn in this process from the tokens that they wrote, not by fine-tuning jobs."""
+    """Return True if agents learn in this process from their own tokens, not by fine-tuning jobs."""
     return isinstance(config.algorithm, TokenTrainingSettings)
 
 
 def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
-    """Provider name -> settings, of those that speak."""
+    """Provider name -> settings, of those that agents use."""
     names = {agent.provider for agent in language_agents(config).values()}
     return {name: provider for name, provider in config.providers.items() if name in names}
 
 
 def chat_shapes(config: TextExperimentConfig) -> dict[str, "Shape"]:
-    """Agent -> the form in which its chats are sent and learned from. A local model's template adapts it further, if it
-    must."""
+    """Agent -> the form of its chats for inference and training. A local model's template adapts it if needed."""
     shapes: dict[str, Shape] = {}
     for agent, settings in language_agents(config).items():
         provider = config.providers.get(settings.provider)
@@ -92,9 +92,8 @@ def _place(config: TextExperimentConfig, agent: str) -> str:
 
 
 def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
-    """It has no zero knowledge, and a verifier where that is to learn the truth; for code validation it has prompts,
-    and random stances only where a stance can differ.
-    """
+    """It has no zero knowledge, and a verifier if that learns the truth; for code validation it has prompts, and random
+    stances only where a stance can differ."""
     name, table = config.protocol.name, known_table(config)
     if config.protocol.zero_knowledge and not without_verifier(config):
         yield "protocol.zero_knowledge: not available for language models, set it to false"
@@ -127,7 +126,7 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def text_agents(config: TextExperimentConfig) -> Iterator[str]:
-    """Everyone has a provider that can do what is asked, and a model that is its provider's."""
+    """Every agent has a provider that supports its settings, and a model of that provider."""
     for agent, settings in language_agents(config).items():
         place = _place(config, agent)
         provider = config.providers.get(settings.provider)
@@ -157,7 +156,7 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def provider_options(config: TextExperimentConfig) -> Iterator[str]:
-    """What providers say of their own options."""
+    """Providers' faults of their own options."""
     rule = config.algorithm
     tuning = {
         key: getattr(rule, key)
@@ -180,7 +179,7 @@ def _request_members(place: str, settings: LanguageAgentSettings, provider: Prov
     try:
         extra = settings.extra_members
     except ValueError:
-        return  # which its own faults say
+        return  # reported by its own faults
     if extra and not provider.takes_extra_body:
         key = "extra_body" if settings.extra_body else "reasoning_effort"
         yield (
@@ -200,7 +199,7 @@ def _request_members(place: str, settings: LanguageAgentSettings, provider: Prov
 
 
 def provider_names(config: TextExperimentConfig) -> Iterator[str]:
-    """Folders and files are called after providers."""
+    """Folders and files are named after providers."""
     for name in config.providers:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in _OWN_FOLDERS:
             yield (
@@ -210,7 +209,7 @@ def provider_names(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def text_groups(config: TextExperimentConfig) -> Iterator[str]:
-    """Agents of a group agree on everything that belongs to their model."""
+    """Agents of a group agree on all settings of their model."""
     settings = language_agents(config)
     for group, members in groups(config).items():
         first = settings[members[0]]
@@ -225,7 +224,7 @@ def text_groups(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def money(config: TextExperimentConfig) -> Iterator[str]:
-    """A budget in dollars needs to know what things cost."""
+    """A budget in dollars needs prices."""
     if config.budget.usd is None:
         return
     for agent, settings in language_agents(config).items():
@@ -240,7 +239,7 @@ def money(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def warmup(config: TextExperimentConfig) -> Iterator[str]:
-    """Those whom the scenario's own examples are shown learn, and are shown any."""
+    """Agents that get the scenario's own examples learn, and there are such examples."""
     rule, settings = config.algorithm, language_agents(config)
     for agent in rule.warmup_agents or ():
         if settings and agent not in settings:
@@ -271,7 +270,7 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
-    """A tree can be grown."""
+    """The sizes of trees are feasible."""
     branches = getattr(config.algorithm, "num_responses", None)
     if branches is None:
         return
@@ -285,18 +284,18 @@ def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
-    """Somebody must learn, unless there is nothing but tests."""
+    """At least one agent must learn, unless there are only tests."""
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
     settings = language_agents(config)
     if settings and not rerun and config.iterations > 1 and all(agent.frozen for agent in settings.values()):
         yield (
-            f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to"
+            f"scenario.agents: no agent learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to"
             " measure only"
         )
 
 
 def no_networks(config: TextExperimentConfig) -> Iterator[str]:
-    """Dialogues have no shapes that could be fixed, and threads are a provider's."""
+    """Settings of networks do not apply to dialogues, and threads belong to a provider."""
     if config.runtime.num_threads is not None:
         yield (
             f"runtime.num_threads: got {config.runtime.num_threads}, but local models have"

@@ -1,4 +1,4 @@
-"""YAML as configs have it: safe, no key twice, `1e-3` is a number and a date is text."""
+"""YAML for configs: safe, without duplicate keys; `1e-3` is a number and a date is text."""
 
 import re
 from typing import Any
@@ -28,7 +28,7 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(
             f"{source}: a part of it contains itself, or its aliases stand for more than {MOST:,} values"
         ) from None
-    except ValueError as error:  # a number that looks like one and is none
+    except ValueError as error:  # looks like a number but is not one
         raise UserError(f"{source}: no valid YAML: {error}") from None
 
 
@@ -36,14 +36,14 @@ class _Loader(yaml.SafeLoader):
     """Safe loading that refuses duplicate keys, reads 1e-3 as a number and leaves dates as text."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Composes as usual, then looks for keys that stand twice (before any `<<` is merged in)."""
+        """Compose as usual, then check for duplicate keys (before any `<<` is merged in)."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                        None, None, f"the key {key.value!r} is here twice", key.start_mark
                     )
                 seen.add((key.tag, key.value))
         return node
@@ -53,7 +53,7 @@ class Dumper(yaml.SafeDumper):
     """Block style, with short lists on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Equal parts are written out again."""
+        """Write equal parts out again."""
         return True
 
 
@@ -68,5 +68,5 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _class in (_Loader, Dumper):  # the dumper too, so that it puts text that looks like a number in quotes
+for _class in (_Loader, Dumper):  # the dumper too, so that it quotes text that looks like a number
     _class.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+.0123456789"))

@@ -1,12 +1,12 @@
-"""One timestep of learners and environments, and all the state between two of them: what every driver is made of.
+"""One timestep of learners and environments, and the state between timesteps, shared by all drivers.
 
 Decisions that matter here:
-- there is one loop body, `Core.advance`, for training and evaluation, for one learner and many; drivers only say how
-  often it runs, and where. So sequential, parallel and step drivers cannot come apart;
+- there is one loop body, `Core.advance`, for training and evaluation, for one learner and many; drivers only determine
+  how often it runs, and where. So sequential, parallel and step drivers cannot diverge;
 - the order is: every learner's pre_interaction, every learner's act, every environment's step, render, every learner's
-  record_transition, every learner's infos, every learner's post_interaction, learners in their order. A learner sees
-  its own copies alone;
-- env steps count transitions: steps that only begin an episode are none.
+  record_transition, every learner's infos, every learner's post_interaction, learners in their order. A learner only
+  sees its own copies;
+- env steps count transitions: steps that only begin an episode are not counted.
 """
 
 import time
@@ -25,12 +25,12 @@ Row = dict[str, Any]
 
 
 def nothing(told: Any) -> None:
-    """Who gets rows or checkpoints where nobody asked for them."""
+    """Default receiver of rows and checkpoints."""
 
 
 @dataclass(frozen=True)
 class Reports:
-    """on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every
+    """on_row receives the metrics of every `write_interval` timesteps, on_checkpoint the timestep at every
     `checkpoint_interval` (0: never)."""
 
     write_interval: int = 0
@@ -44,12 +44,12 @@ class Reports:
         return min([end, *((timestep // interval + 1) * interval for interval in intervals)])
 
     def checkpoint_if_due(self, timestep: int) -> None:
-        """Ask for a checkpoint, where one is due."""
+        """Request a checkpoint if due."""
         if self.checkpoint_interval and timestep % self.checkpoint_interval == 0:
             self.on_checkpoint(timestep)
 
     def tell(self, timestep: int, row: Callable[[], Row]) -> None:
-        """Hand on the row that `row` makes, and ask for a checkpoint, where they are due."""
+        """Pass on the row that `row` makes, and request a checkpoint, if due."""
         if self.write_interval and timestep % self.write_interval == 0:
             self.on_row(row())
         self.checkpoint_if_due(timestep)
@@ -59,7 +59,7 @@ SILENT = Reports()
 
 
 class Pending:
-    """Actions that are still being chosen elsewhere."""
+    """Actions that are still being computed elsewhere."""
 
     def result(self) -> Any:
         """Wait for them."""
@@ -68,9 +68,9 @@ class Pending:
 
 @dataclass
 class Learner:
-    """An agent and its copies. scope: its rows within its environment. statistics: of its episodes. tracker: where the
-    environment's infos go (None: to the agent, among its own figures; in evaluation they are not mixed with those of
-    training)."""
+    """An agent and its copies. scope: its rows within its environment. statistics: of its episodes. tracker:
+    receives the environment's infos (None: the agent, among its own metrics; in evaluation they are kept apart from
+    training's)."""
 
     name: str
     agent: Agent
@@ -86,7 +86,7 @@ class Part:
     """One environment and the learners that share it."""
 
     def __init__(self, copies: Copies | Any, learners: Sequence[Learner]) -> None:
-        """copies: or what has their interface."""
+        """copies: `Copies` or an object with their interface."""
         self.copies, self.learners = copies, list(learners)
         self._alone = len(self.learners) == 1
         self._before: Any = None
@@ -95,7 +95,7 @@ class Part:
         self._transition: Transition | None = None
 
     def act(self, timestep: int, timesteps: int, explore: bool) -> None:
-        """Ask every learner for its actions."""
+        """Request actions from every learner."""
         self._before = self.copies.observations
         states = self._states = self.copies.state()
         parts = []
@@ -115,7 +115,7 @@ class Part:
         )
 
     def record(self, timestep: int, timesteps: int) -> None:
-        """Hand every learner its rows."""
+        """Pass every learner its rows."""
         whole = self.transition
         for learner in self.learners:
             transition = whole if self._alone else slice_of(whole, *learner.scope)
@@ -123,7 +123,7 @@ class Part:
             learner.statistics.add(transition)
 
     def track(self, info: str) -> None:
-        """Hand every learner the single numbers in `info` of the environment's infos."""
+        """Pass every learner the scalars in `info` of the environment's infos."""
         infos = self.transition.infos
         numbers = information(infos, info) if infos else {}
         for learner in self.learners if numbers else ():
@@ -161,8 +161,7 @@ def slice_of(whole: Transition, start: int, stop: int) -> Transition:
 
 
 class Core:
-    """Learners in the middle of their episodes. timestep: how many were made. parts: environments with their
-    learners."""
+    """Learners in the middle of their episodes. timestep: number done. parts: environments with their learners."""
 
     def __init__(self, parts: Sequence[Part], settings: DriverSettings, seed: int) -> None:
         self.parts, self.settings, self.seed = list(parts), settings, seed
@@ -174,11 +173,11 @@ class Core:
 
     @property
     def env_steps(self) -> int:
-        """Transitions of all learners so far."""
+        """Number of transitions of all learners so far."""
         return sum(learner.statistics.env_steps for learner in self.learners)
 
     def enable_training(self, enabled: bool) -> None:
-        """For every learner; where there are no episodes yet, begin them."""
+        """Enable it for every learner; if there are no episodes yet, begin them."""
         self.training = enabled
         for learner in self.learners:
             learner.agent.enable_training_mode(enabled)
@@ -204,8 +203,7 @@ class Core:
         self.resets += 1
 
     def advance(self, explore: bool = True, timestep: int | None = None, timesteps: int | None = None) -> None:
-        """One timestep of all learners. timestep, timesteps: what they are told (None: the counter, the settings'
-        total)."""
+        """One timestep of all learners. timestep, timesteps: passed on (None: the counter, the settings' total)."""
         at = self.timestep if timestep is None else timestep
         total = self.settings.timesteps if timesteps is None else timesteps
         parts, learners, times = self.parts, self.learners, self._times
@@ -234,7 +232,7 @@ class Core:
         self.timestep += 1
 
     def row(self) -> dict[str, Any]:
-        """Figures since the last row: `LEARNER/...`, `time/...`, and counts of all learners."""
+        """Metrics since the last row: `LEARNER/...`, `time/...`, and counts of all learners."""
         now, steps = time.perf_counter(), self.env_steps
         then, steps_then, timestep_then = self._row_begins
         done = max(1, self.timestep - timestep_then)
@@ -251,13 +249,12 @@ class Core:
         return made
 
     def mark_time(self) -> None:
-        """What has passed so far belongs to no row: training is about to begin, or to continue."""
+        """Exclude the time so far from rows: training is about to begin, or to continue."""
         self._row_begins = (time.perf_counter(), self.env_steps, self.timestep)
         self._times = [0.0, 0.0, 0.0]
 
     def evaluate(self, timesteps: int, parts: Sequence[Part] | None = None) -> dict[str, float]:
-        """Figures `LEARNER/...` of the agents as they are, over so many timesteps from fresh episodes; nothing is
-        learned.
+        """Metrics `LEARNER/...` of the current agents, over `timesteps` of fresh episodes, without learning.
 
         parts: other environments for the same agents; without, this one's own are used, and training continues from
         fresh episodes.
@@ -275,11 +272,11 @@ class Core:
             self.reset()
         elif parts is None:
             for part in self.parts:
-                part.copies.observations = None  # whoever trains next begins again
+                part.copies.observations = None  # the next training begins new episodes
         return core.evaluation_figures()
 
     def evaluation_figures(self) -> dict[str, float]:
-        """Figures `LEARNER/...` of an evaluation since they were last taken."""
+        """Metrics `LEARNER/...` of an evaluation since the last call."""
         figures: dict[str, float] = {}
         for learner in self.learners:
             taken = {**learner.statistics.take(), **(learner.tracker.take() if learner.tracker else {})}
@@ -288,7 +285,7 @@ class Core:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next timesteps depend on, agents included, in values that a checkpoint holds."""
+        """The full state for the next timesteps, agents included, in values for a checkpoint."""
         return {
             "timestep": self.timestep,
             "resets": self.resets,
@@ -298,11 +295,10 @@ class Core:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Environments without snapshots begin new episodes, and learners are told."""
+        """The inverse of `state_dict`. Environments without snapshots begin new episodes, and learners are notified."""
         if len(state["agents"]) != len(self.learners) or len(state["parts"]) != len(self.parts):
             raise UserError(
-                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.learners)} as the"
-                " settings say"
+                f"checkpoint: got {len(state['agents'])} learners, expected {len(self.learners)} as in the settings"
             )
         self.timestep, self.resets = int(state["timestep"]), int(state["resets"])
         for learner, statistics, agent in zip(self.learners, state["statistics"], state["agents"], strict=True):
@@ -337,12 +333,11 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
 
 
 Environment = Any
-"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which its learners then
-share."""
+"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which learners then share."""
 
 
 def as_recipe(environment: Environment) -> Recipe | None:
-    """How to make the environment; None for one that is made already."""
+    """A recipe for the environment; None for an existing one."""
     if isinstance(environment, EnvironmentSettings):
         return recipe_of(environment)
     return environment if isinstance(environment, Recipe) else None
@@ -351,8 +346,7 @@ def as_recipe(environment: Environment) -> Recipe | None:
 def learners_and_scopes(
     environment: Environment, agents: Agent | Sequence[Agent], scopes: Sequence[int] | None, names: Sequence[str] | None
 ) -> tuple[list[Agent], tuple[Scope, ...], list[str]]:
-    """(agents, the range of copies of each, the name of each). Raises UserError where they do not fit; see
-    `resolve_scopes`."""
+    """(agents, their ranges of copies, their names). Raises UserError if they do not fit; see `resolve_scopes`."""
     listed = list(agents) if isinstance(agents, Sequence) else [agents]
     recipe = as_recipe(environment)
     found = resolve_scopes(recipe.num_copies if recipe else num_copies_of(environment), len(listed), scopes)

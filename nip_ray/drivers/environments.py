@@ -2,18 +2,16 @@
 
 Decisions that matter here:
 - Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its
-  action, pays nothing and shows the new episode's first observation. It is no transition, and is marked so. Where they
-  begin again in the same step, the last observation stands in the infos, and is put where it belongs. Where they do not
-  begin again, we tell them to;
+  action, has no reward and returns the new episode's first observation. It is marked as not a transition. If they
+  restart in the same step, the last observation is taken from the infos. If they do not restart, we reset them;
 - copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a
-  learner's slice plays the same episodes whether it is an environment of its own or part of a larger one. A vector form
-  has one stream for all its copies;
-- which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos;
-  from there it is put into the observations, so that what is legal travels with what was seen. A copy whose infos have
-  no mask may do anything: Gymnasium fills its row with zeros, and says in a second array ("_action_mask") whose rows
-  count. A copy that may do nothing ends the run;
+  learner's slice plays the same episodes in an environment of its own or as part of a larger one. A vector form has one
+  stream for all its copies;
+- legal actions may be in a Dict observation or, as in Gymnasium's own environments, in the infos; from there they are
+  copied to the observations. A copy without a mask in its infos may do anything: Gymnasium fills its row with zeros,
+  and marks valid rows in a second array ("_action_mask"). A copy without legal actions ends the run;
 - learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each
-  into a process of its own, without a word per timestep.
+  into a process of its own, without communication per timestep.
 """
 
 import difflib
@@ -37,11 +35,11 @@ from nip_ray.settings.drivers import EnvironmentSettings
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make an environment, here or in another process (so it must pickle).
+    """A picklable recipe for an environment, here or in another process.
 
     make: from a number of copies to an environment with Gymnasium's vector interface. num_copies: of all learners
-    together. shared: one environment for all learners; else each has one of its own, of as many copies as its scope
-    has. divisible: where it is shared, evaluation may still give each learner one of its own.
+    together. shared: one environment for all learners; else each has one of its own, with the copies of its scope.
+    divisible: if it is shared, evaluation may still give each learner one of its own.
     """
 
     make: Callable[[int], Any]
@@ -51,13 +49,13 @@ class Recipe:
 
 
 def recipe_of(settings: EnvironmentSettings) -> Recipe:
-    """The recipe that settings describe."""
+    """The recipe of settings."""
     return Recipe(partial(make_environment, settings), settings.num_copies, settings.shared)
 
 
 def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasium.vector.VectorEnv:
-    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin
-    again as asked."""
+    """The environment with `num_copies` copies. Raises UserError for one that does not exist, cannot be made, or cannot
+    restart as configured."""
     mode = AutoresetMode[settings.autoreset.upper()]
     kind = _vectorization(settings)
     _check_options(settings, kind)
@@ -102,8 +100,7 @@ def _vectorization(settings: EnvironmentSettings) -> str:
 
 
 def _check_options(settings: EnvironmentSettings, kind: str) -> None:
-    """Refuse an argument that the environment does not take: an environment that fails half-made complains again when
-    it is deleted."""
+    """Refuse an argument that the environment does not accept: a half-made environment raises again when deleted."""
     spec = gymnasium.spec(settings.id.rpartition(":")[2])
     creator = spec.vector_entry_point if kind == "vector_entry_point" else spec.entry_point
     if not settings.options or creator is None:
@@ -121,8 +118,7 @@ def _check_options(settings: EnvironmentSettings, kind: str) -> None:
 
 
 def num_copies_of(env: Any) -> int:
-    """How many copies `env` has. Raises UserError for an environment of one, which has no batch of anything to
-    drive."""
+    """The number of copies of `env`. Raises UserError for an environment without a batch."""
     if not isinstance(getattr(env, "num_envs", None), int | np.integer):
         what = getattr(getattr(env, "spec", None), "id", None) or type(env).__name__
         raise UserError(
@@ -133,18 +129,17 @@ def num_copies_of(env: Any) -> int:
 
 
 def copies_of(env: Any, first: int = 0) -> Any:
-    """`env` as drivers step it: `Copies` of it, or itself where it has their interface (it then has `placed`). first:
-    see `Copies`."""
+    """`env` for drivers: `Copies` of it, or itself if it has their interface (with `placed`). first: see `Copies`."""
     num_copies_of(env)
     return env.placed(first) if hasattr(env, "placed") else Copies(env, first)
 
 
 class Copies:
-    """An environment of n copies that is in the middle of n episodes.
+    """An environment of n copies in the middle of n episodes.
 
     env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are
-    mappings of players. first: place of its first copy among all copies. observations: what the copies show now; where
-    the environment's infos have an "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}. A
+    mappings of players. first: place of its first copy among all copies. observations: the current ones; if the
+    environment's infos have an "action_mask", {"observation": the original, "action_mask": (n, actions) bool}. A
     tuple's parts are a mapping of "0", "1", ...
     """
 
@@ -153,15 +148,15 @@ class Copies:
         metadata = getattr(env, "metadata", None) or {}
         self.mode: AutoresetMode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.observations: Any = None
-        self._newest: Any = None  # what the environment gave last, as it gave it
-        # shape of a copy's mask in the infos (None: there was none so far)
+        self._newest: Any = None  # the environment's last observations, unchanged
+        # shape of a copy's mask in the infos (None: none so far)
         self._choices: tuple[int, ...] | None = None
-        self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
+        self.over: np.ndarray | None = None  # (n,) bool: their next step begins an episode (None: of none)
         self._state = getattr(env, "state", None)
-        self._last_state: Any = None  # before a reset within the newest step (None: there was none)
+        self._last_state: Any = None  # before a reset within the newest step (None: none)
 
     def reset(self, seed: int, *purpose: str | int) -> None:
-        """Begin new episodes in all copies, which depend on (seed, purpose, place of the copy) alone."""
+        """Begin new episodes in all copies, as a function of (seed, purpose, place of the copy)."""
         if isinstance(getattr(self.env, "unwrapped", None), SyncVectorEnv | AsyncVectorEnv):
             places = range(self.first, self.first + self.num_copies)
             seeds: Any = [stable_seed(seed, "environment", *purpose, place) % 2**31 for place in places]
@@ -172,17 +167,15 @@ class Copies:
         self._refuse_stuck()
 
     def state(self) -> Any:
-        """The global state, None where the environment has none."""
+        """The global state, None if the environment has none."""
         return self._state() if callable(self._state) else None
 
     def state_led_to(self) -> Any:
-        """The global state that the newest step led to; of copies that the environment resets in the same step, that
-        after its reset."""
+        """The global state after the newest step; for copies reset in the same step, after the reset."""
         return self.state() if self._last_state is None else self._last_state
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
-        """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them;
-        `observations` moves on."""
+        """(next observations, rewards, terminated, truncated, valid, infos), see `Transition`; sets `observations`."""
         shown, reward, terminated, truncated, infos = self.env.step(actions)
         if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")
@@ -207,19 +200,18 @@ class Copies:
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no
-        `state_dict`."""
+        """The state of the copies, in values for a checkpoint; {} if the environment has no `state_dict`."""
         own = getattr(self.env, "state_dict", None)
         return {"state": own(), "observations": self.observations, "over": self.over} if callable(own) else {}
 
     def restore(self, stored: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in.
+        """The inverse of `snapshot`; True if the copies are in their former episodes again.
 
         Checkpoints of earlier versions have a "snapshot" of an environment's attributes, which is not read.
         """
         if "state" not in stored or stored["observations"] is None:
             return False
-        self.env.reset(seed=0)  # makes what an environment makes in its first reset
+        self.env.reset(seed=0)  # initialises what an environment makes in its first reset
         self.env.load_state_dict(stored["state"])
         self.observations, self.over = arrays(stored["observations"]), arrays(stored["over"])
         if isinstance(self.observations, Mapping) and MASK in self.observations:
@@ -227,7 +219,7 @@ class Copies:
         return True
 
     def render(self) -> Any:
-        """A picture, as the environment makes it. Raises UserError where it cannot."""
+        """A picture from the environment. Raises UserError if it cannot render."""
         try:
             return self.env.render()
         except gymnasium.error.Error as error:
@@ -240,7 +232,7 @@ class Copies:
         self.env.close()
 
     def _with_mask(self, shown: Any, infos: Mapping[str, Any]) -> Any:
-        """What the copies show, with the legal actions where infos have told any so far and the observations do not."""
+        """The observations, with the legal actions if infos have had any so far and the observations do not."""
         if isinstance(shown, Mapping) and MASK in shown:
             return shown
         for told in (infos, infos.get("final_info", {})):
@@ -249,20 +241,20 @@ class Copies:
         return shown if self._choices is None else {"observation": shown, MASK: self._legal(infos)}
 
     def _legal(self, infos: Mapping[str, Any]) -> np.ndarray:
-        """(n, actions) bool; of copies without a mask in these infos, all."""
+        """(n, actions) bool; all, for copies without a mask in these infos."""
         assert self._choices is not None
         all_legal = np.ones((self.num_copies, *self._choices), dtype=bool)
         if MASK not in infos:
             return all_legal
         given, present_B = infos[MASK], infos.get(f"_{MASK}")
-        # masks that are lists: a row each, None where there is none
+        # masks that are lists: a row each, None for none
         if isinstance(given, np.ndarray) and given.dtype.kind == "O":
             given = [legal if row is None else row for row, legal in zip(given, all_legal, strict=True)]
         legal = np.array(given, dtype=bool)
         return legal if present_B is None else replaced_rows(all_legal, np.asarray(present_B), legal)
 
     def _with_final(self, shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
-        """What the copies showed before those that are over began again."""
+        """The observations of finished copies before they restarted."""
         if "final_obs" not in infos:
             raise TrainingError("the environment begins again in the same step, but its infos have no final_obs")
         final = infos["final_obs"]
@@ -271,12 +263,12 @@ class Copies:
         return replaced_rows(shown, over, _filled(final, shown))
 
     def _refuse_stuck(self) -> None:
-        """Raise TrainingError where a copy that is to act has no legal action."""
+        """Raise TrainingError if a copy that has to act has no legal action."""
         if not isinstance(self.observations, Mapping) or MASK not in self.observations:
             return
         stuck = ~np.asarray(self.observations[MASK], dtype=bool).reshape(self.num_copies, -1).any(-1)
         if self.over is not None:
-            stuck &= ~self.over  # after an end nothing need be legal
+            stuck &= ~self.over  # after an end none is needed
         if stuck.any():
             raise TrainingError(
                 f"the environment's action_mask forbids every action of copy {self.first + int(stuck.argmax())}; "
@@ -285,17 +277,16 @@ class Copies:
 
 
 def _as_mappings(shown: Any) -> Any:
-    """What the copies show with tuples as mappings of "0", "1", ...: one kind of tree is enough for whoever reads
-    it."""
+    """Observations with tuples as mappings of "0", "1", ..., so that there is one kind of tree."""
     if isinstance(shown, tuple):
         shown = {str(place): part for place, part in enumerate(shown)}
     return {name: _as_mappings(part) for name, part in shown.items()} if isinstance(shown, Mapping) else shown
 
 
 def _filled(final: Any, shown: Any) -> Any:
-    """`final` as arrays like `shown`; rows of copies that are not over hold anything."""
+    """`final` as arrays like `shown`; rows of unfinished copies are arbitrary."""
     if isinstance(shown, Mapping):
-        if not isinstance(final, Mapping):  # a row each, None where nothing ended
+        if not isinstance(final, Mapping):  # a row each, None for unfinished ones
             final = {key: [None if row is None else _as_mappings(row)[key] for row in final] for key in shown}
         return {key: _filled(final[key], part) for key, part in shown.items()}
     if isinstance(final, np.ndarray) and final.dtype != object:

@@ -1,14 +1,13 @@
-"""Copies of a protocol of ours as an environment for drivers, and the experiment that a runner file names.
+"""Copies of one of our protocols as an environment for drivers, and the experiment in a runner file.
 
 Decisions that matter here:
-- a timestep is one round of every copy. Copies play in batches: whose episode has ended waits, and makes no
-  transitions, until all of its batch have ended; then all begin again. So a batch is what the core calls a rollout, of
-  whole episodes;
-- what is shown are ids and tokens, not what agents make of them: learners have the scenario, and rebuild observations
-  as they do elsewhere. It is the same for games with positions, which follow from tokens;
-- batch k of all copies of all learners plays the episodes that a run's iteration k plays, and a learner's slice of them
-  is the same in an environment of its own and in one that all share. Evaluation plays held-out instances;
-- a state is ids and tokens, too: what was said is played again.
+- a timestep is one round of every copy. Copies play in batches: a finished copy waits, without transitions, until all
+  of its batch have finished; then all restart. So a batch is a rollout of the core, of whole episodes;
+- observations are ids and tokens, not the agents' own: learners have the scenario, and rebuild observations as
+  elsewhere. The same holds for games with positions, which follow from tokens;
+- batch k of all copies of all learners plays the episodes of a run's iteration k, and a learner's slice of them is the
+  same in an environment of its own and in a shared one. Evaluation plays held-out instances;
+- a state is ids and tokens, too: messages are replayed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +45,12 @@ TRAIN, TEST = "train", "test"
 class ProtocolCopies:
     """n copies of a scenario's protocol, with the interface of `nip_ray.drivers.environments.Copies`.
 
-    first, total: the place of its first copy among the copies of all learners, and how many those are. observations:
-    what the copies show, n rows of "id", "seed", "round" (int64), "over", "cut" (bool), "verdict" (int64), "turn"
-    (agent -> bool), "main" (R, A, C, M), "decision" (R, A) and, where there is one, "linear" (R, A, C, M).
+    first, total: the place of its first copy among the copies of all learners, and their number. observations: n rows
+    of "id", "seed", "round" (int64), "over", "cut" (bool), "verdict" (int64), "turn" (agent -> bool), "main" (R, A, C,
+    M), "decision" (R, A) and, if there is one, "linear" (R, A, C, M).
 
-    Actions are agent -> {"message", "linear", "decision"}, a row a copy, whatever its turn; under zero knowledge also
-    "similarity" (n,).
+    Actions are agent -> {"message", "linear", "decision"}, one row per copy, with or without a turn; under zero
+    knowledge also "similarity" (n,).
     """
 
     def __init__(self, scenario: Scenario, num_copies: int, total: int | None = None) -> None:
@@ -62,16 +61,15 @@ class ProtocolCopies:
         self.observations: Any = None
         self._play = BatchedPlay(scenario)
         self._seed, self._split = 0, TRAIN
-        self._batches = {TRAIN: 0, TEST: 0}  # how many were begun
+        self._batches = {TRAIN: 0, TEST: 0}  # number of started batches
 
     def placed(self, first: int) -> "ProtocolCopies":
-        """These copies, the first of which is number `first` of all."""
+        """These copies, with `first` as the number of the first among all."""
         self.first = first
         return self
 
     def reset(self, seed: int, *purpose: str | int) -> None:
-        """Begin a new batch: of held-out instances, from the first on, where the purpose is "evaluation", else the next
-        of training."""
+        """Begin a new batch: for "evaluation" of held-out instances, from the first on, else the next of training."""
         self._seed, self._split = seed, TEST if purpose[:1] == ("evaluation",) else TRAIN
         if self._split == TEST:
             self._batches[TEST] = 0
@@ -82,7 +80,7 @@ class ProtocolCopies:
 
     @torch.no_grad()
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
-        """One round; see `Copies.step`. infos["outcomes"]: what the verdicts of the episodes that ended are worth."""
+        """One round; see `Copies.step`. infos["outcomes"]: the results of the verdicts of finished episodes."""
         play, open_B = self._play, ~self._play.state.ended_B
         similarity = actions.get("similarity")
         chosen: dict[str, tuple[Tensor, Action]] = {}
@@ -109,13 +107,13 @@ class ProtocolCopies:
         return led_to, dict(zip(agents, reward_AB, strict=True)), terminated, truncated, valid, infos
 
     def render(self) -> None:
-        """Nothing: transcripts are for those who want to read."""
+        """Do nothing: there are transcripts."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Where the copies stand, in values that a checkpoint holds; None where they have not begun."""
+        """The state of the copies, in values for a checkpoint; None if they have not begun."""
         if self.observations is None:
             return None
         said = {
@@ -132,7 +130,7 @@ class ProtocolCopies:
         }
 
     def restore(self, stored: Mapping[str, Any] | None) -> bool:
-        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in."""
+        """The inverse of `snapshot`; True if the copies are in their former episodes again."""
         if stored is None:
             return False
         self._seed, self._split = int(stored["seed"]), str(stored["split"])
@@ -150,7 +148,7 @@ class ProtocolCopies:
     def _begin(self) -> None:
         number = self._batches[self._split]
         self._batches[self._split] = number + 1
-        # every learner is examined on the same instances
+        # every learner is evaluated on the same instances
         first, total = (self.first, self.total) if self._split == TRAIN else (0, self.num_copies)
         own = slice(first, first + self.num_copies)
         id_E = instance_ids(self.scenario, self._split, self._seed, number * total, total)
@@ -177,7 +175,7 @@ class ProtocolCopies:
 
     @torch.no_grad()
     def _play_again(self, said: Mapping[str, Tensor], r: int) -> None:
-        """Round `r` as it was; what it paid is known already."""
+        """Round `r` replayed; its rewards are already known."""
         chosen: dict[str, tuple[Tensor, Action]] = {}
         for a, agent in enumerate(self.protocol.agents):
             copy_N, writes = self._turns(agent), list(self.protocol.writes[agent])
@@ -194,10 +192,9 @@ class ProtocolCopies:
 
 
 def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None = None) -> ExperimentConfig:
-    """The config that settings name, with their changes; `stored` instead: a file that a run's folder keeps, changes
-    and all.
+    """The config in settings, with their changes; or `stored`: a file in a run's folder, with the changes.
 
-    Raises UserError for a config that is none, or one of language models.
+    Raises UserError for an invalid config, or one of language models.
     """
     named = settings.config, settings.changes
     found = load_config(*named, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
@@ -210,7 +207,7 @@ def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None
 
 
 def experiment_recipe(settings: ExperimentEnvironmentSettings, experiment: ExperimentConfig) -> Recipe:
-    """How to make the copies of an experiment, here or in another process."""
+    """A recipe for the copies of an experiment, here or in another process."""
     make = partial(_make, experiment.model_dump(mode="json"), settings.num_copies)
     return Recipe(make, settings.num_copies, settings.shared, divisible=True)
 
@@ -220,9 +217,9 @@ def _make(dumped: dict[str, Any], total: int, num_copies: int) -> ProtocolCopies
 
 
 def own_experiment(experiment: ExperimentConfig, changes: Sequence[str], where: str) -> ExperimentConfig:
-    """The experiment with what one learner has of its own. Of another algorithm it keeps the settings that both have.
+    """The experiment with one learner's own settings. For another algorithm it keeps the settings that both have.
 
-    Raises UserError, which begins with `where`, for what is wrong with that.
+    Raises UserError, which begins with `where`, for faults in them.
     """
     if not changes:
         return experiment
@@ -245,8 +242,7 @@ def own_experiment(experiment: ExperimentConfig, changes: Sequence[str], where: 
 
 
 def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
-    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too: same key,
-    possible value."""
+    """The experiment's settings of its algorithm that the algorithm `name` also has: same key, possible value."""
     kinds = {tag_of(kind): kind for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
     if name not in kinds:
         return {"name": name}
@@ -260,18 +256,18 @@ def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
 
 
 def _alone_agent(experiment: ExperimentConfig) -> str | None:
-    """Who plays alone, if anybody does."""
+    """The solo agent, if any."""
     return str(getattr(experiment.algorithm, "agent")) if experiment.algorithm.name == "solo" else None  # noqa: B009
 
 
 def experiment_agents(
     settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool
 ) -> list[Agent]:
-    """The learners of a runner file, each for its scope. fresh: with the first weights that their configs name (else
-    they get a state).
+    """The learners of a runner file, one per scope. fresh: with their configs' initial weights (else a state is
+    loaded).
 
-    The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`.
-    Raises UserError for changes and weights that do not fit.
+    The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`. Raises UserError for
+    changes and weights that do not fit.
     """
     from nip_ray.drivers.agents.protocol import ProtocolAgent, check_drivable
 
@@ -283,7 +279,7 @@ def experiment_agents(
         check_drivable(own)
         owns.append(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]))
         try:
-            check(owns[-1])  # as a minibatch of more frames than so many copies play
+            check(owns[-1])  # such as a minibatch of more frames than these copies play
         except UserError as error:
             raise UserError(f"learners.{place}: {error}") from None
     made: list[Agent] = []
@@ -296,7 +292,7 @@ def experiment_agents(
 
 
 def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) -> None:
-    """Pretrained bodies, then weights of other runs, as at the beginning of `nip-ray train`."""
+    """Load pretrained bodies, then weights of other runs, as at the beginning of `nip-ray train`."""
     from nip_ray.runs.initial_weights import initial_weights, put_weights
     from nip_ray.runs.pretraining import pretrain
 
@@ -309,8 +305,7 @@ def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) 
 
 
 def alone(experiment: ExperimentConfig, seed: int, num_copies: int) -> ExperimentConfig:
-    """The experiment for a learner that plays and learns where it stands: its own seed and copies, no processes of its
-    own."""
+    """The experiment for a learner in one process: its own seed and copies, without processes of its own."""
     play = replace(experiment.play, num_copies=num_copies, num_env_runners=0, max_staleness=0)
     learners = replace(experiment.learners, num_learners=0)
     return experiment.model_copy(update={"seed": seed, "play": play, "learners": learners})

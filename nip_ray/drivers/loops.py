@@ -1,9 +1,9 @@
-"""The loops in this process: all timesteps at once, one at a time, or spelled out to be copied.
+"""The loops in this process: all timesteps at once, one at a time, or written out for copying.
 
 Decisions that matter here:
-- learners act one after the other within each timestep, by `Core.advance`: a driver only says how often it runs, and
-  where;
-- `train_by_hand` does the same call by call, with public pieces, for one learner and its copies: what to copy when no
+- learners act one after the other within each timestep, by `Core.advance`: a driver only determines how often it runs,
+  and where;
+- `train_by_hand` does the same call by call, with public pieces, for one learner and its copies: a template if no
   driver fits.
 """
 
@@ -41,7 +41,7 @@ class SequentialDriver:
 
     environment: settings, a recipe (each learner then has an environment of its own, unless it is shared), or a vector
     environment. agents: one or several. scopes: numbers of copies (None: equal shares, the remainder to the last).
-    names: begin their figures' keys. Raises UserError where they do not fit.
+    names: prefixes of their metrics' keys. Raises UserError if they do not fit.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class SequentialDriver:
 
     @property
     def timestep(self) -> int:
-        """How many timesteps were made."""
+        """Number of timesteps done."""
         return self.core.timestep
 
     @property
     def env_steps(self) -> int:
-        """How many transitions there were, of all learners."""
+        """Number of transitions of all learners."""
         return self.core.env_steps
 
     def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
-        """Train up to timestep `until` (None: the settings' total), from where it stands.
+        """Train up to timestep `until` (None: the settings' total), from the present one.
 
-        Raises TrainingError where training breaks down.
+        Raises TrainingError when training fails.
         """
         total = self.settings.timesteps
         with progress_line("", self.timestep, total, not self.settings.progress_bar, "timestep") as report:
@@ -88,12 +88,11 @@ class SequentialDriver:
             self.core.train(end, replace(reports, on_row=told))
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
-        """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy
-        unless the settings say otherwise.
+        """Metrics `LEARNER/...` over `timesteps` of fresh episodes, without learning; actions are greedy by default.
 
-        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in
-        training), in one environment of all these where it is shared and cannot be split; else in those of training,
-        which continues with fresh episodes afterwards.
+        With an environment that can be recreated, in separate copies (`num_copies` each, None: as many as in training),
+        in one environment of all these if it is shared and cannot be split; else in those of training, which continues
+        with fresh episodes afterwards.
         """
         parts = self._evaluation_parts(num_copies)
         try:
@@ -117,7 +116,7 @@ class SequentialDriver:
         return [own_part(recipe, agent, scope, name, num_copies) for agent, scope, name in named]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training depends on, in values that `nip_ray.storage.checkpoint` holds."""
+        """The full state of training, in values for `nip_ray.storage.checkpoint`."""
         return self.core.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +129,7 @@ class SequentialDriver:
         self.core.close()
 
     def __str__(self) -> str:
-        """What it drives, one learner a line."""
+        """A description, one learner per line."""
         lines = [f"{type(self).__name__}: {self.scopes[-1][1]} copies, {len(self.agents)} learners"]
         for name, agent, (start, stop) in zip(self.names, self.agents, self.scopes, strict=True):
             lines.append(f"  {name}: {type(agent).__name__}, copies {start} to {stop - 1}")
@@ -145,21 +144,21 @@ class StepDriver(SequentialDriver):
 
     def _set_up(self, environment: Environment) -> None:
         super()._set_up(environment)
-        self._mode: bool | None = None  # whether the newest timestep was one of training
+        self._mode: bool | None = None  # True if the newest timestep was one of training
         self._open = ExitStack()
         self._report: Any = None
         self._evaluation = evaluation_core(self.core)
 
     def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
-        """As `SequentialDriver.train`."""
+        """Like `SequentialDriver.train`."""
         self._switch(True)
         super().train(until, reports)
 
     def step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
-        """One timestep of training: (observations, rewards, terminated, truncated, infos) as the environment gave them.
+        """One timestep of training: (observations, rewards, terminated, truncated, infos) as from the environment.
 
-        timestep, timesteps: what learners are told (None: the counter, the settings' total). Environments that learners
-        do not share give one list of infos, in the learners' order.
+        timestep, timesteps: passed to learners (None: the counter, the settings' total). Separate environments give one
+        list of infos, in the learners' order.
         """
         self._switch(True)
         self.core.advance(True, timestep, timesteps)
@@ -173,13 +172,13 @@ class StepDriver(SequentialDriver):
         return self._newest(self.core)
 
     def evaluate_step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
-        """One timestep of evaluation in the same copies: nobody learns, and the counter of training stands still."""
+        """One timestep of evaluation in the same copies, without learning or counting."""
         self._switch(False)
         self._evaluation.advance(self.settings.stochastic_evaluation, timestep, timesteps)
         return self._newest(self._evaluation)
 
     def reset(self) -> None:
-        """Counters to 0, fresh episodes at the next step; what the learners have learned stays."""
+        """Reset counters to 0, with fresh episodes at the next step; learned weights stay."""
         self.core.timestep = self._evaluation.timestep = 0
         self._mode = None
         self._open.close()
@@ -191,7 +190,7 @@ class StepDriver(SequentialDriver):
         super().close()
 
     def evaluation_figures(self) -> dict[str, float]:
-        """Figures `LEARNER/...` of the timesteps of evaluation since the last call."""
+        """Metrics `LEARNER/...` of the timesteps of evaluation since the last call."""
         return self._evaluation.evaluation_figures()
 
     def _switch(self, training: bool) -> None:
@@ -237,8 +236,8 @@ def train_by_hand(
     """Train `agent` on all of `copies` from timestep `start` to `stop` (None: the end) of `timesteps`.
 
     Fresh copies play the episodes that a sequential driver with this seed would play. statistics: of their episodes.
-    environment_info: where the numbers stand in the environment's infos that the agent tracks. render_interval:
-    timesteps between two pictures (None: none).
+    environment_info: key of the environment's infos with the scalars that the agent tracks. render_interval: timesteps
+    between two pictures (None: none).
     """
     agent.enable_training_mode(True)
     if copies.observations is None:
@@ -266,7 +265,7 @@ class ManualDriver(SequentialDriver):
     """`train_by_hand` behind the drivers' interface, learner after learner."""
 
     def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
-        """As `SequentialDriver.train`, without a progress bar. Raises UserError where learners share an environment."""
+        """Like `SequentialDriver.train`, without a progress bar. Raises UserError if learners share an environment."""
         core, settings, total = self.core, self.settings, self.settings.timesteps
         if any(len(part.learners) > 1 for part in core.parts):
             raise UserError(

@@ -1,5 +1,4 @@
-"""Small multi-layer perceptrons, and what a policy's numbers mean: a categorical over actions, or a normal
-distribution."""
+"""Small multi-layer perceptrons, and policy heads: a categorical over actions, or a normal distribution."""
 
 import math
 from typing import Any, cast
@@ -15,16 +14,16 @@ from nip_ray.settings.drivers import NetworkSettings
 
 
 class TanhNetwork(nn.Sequential):
-    """Linear layers with tanh between, computed by logistic functions: tanh(x) = 2 sigmoid(2x) - 1, whose factors and
-    offset are put into the weights. Torch's tanh costs about as much as all matrix products of a small network, a
+    """Linear layers with tanh between, computed by logistic functions: tanh(x) = 2 sigmoid(2x) - 1, with factors and
+    offset folded into the weights. Torch's tanh costs about as much as all matrix products of a small network, a
     logistic function a tenth of that."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, width in) -> (n, width out), up to rounding what the layers give one after the other."""
+        """(n, width in) -> (n, width out), equal to the sequence of layers up to rounding."""
         first, *others = [layer for layer in self if isinstance(layer, nn.Linear)]
         if not others:
             return first(x)
-        # laid out as it is multiplied, the weight of a few inputs has a gradient that costs a tenth
+        # stored as multiplied: the weight of a few inputs has a gradient that costs a tenth
         x = torch.addmm(2 * first.bias, x, (2 * first.weight).t().contiguous()).sigmoid_()
         for layer in others[:-1]:
             x = nn.functional.linear(x, 4 * layer.weight, 2 * (layer.bias - layer.weight.sum(1))).sigmoid_()
@@ -34,8 +33,7 @@ class TanhNetwork(nn.Sequential):
 def mlp(
     width_in: int, width_out: int, settings: NetworkSettings, gain: float, generator: torch.Generator
 ) -> nn.Sequential:
-    """Linear layers with activations between; orthogonal weights (gain sqrt 2, and `gain` in the last layer), biases
-    0."""
+    """Linear layers with activations between; orthogonal weights (gain sqrt 2; last layer: `gain`), zero biases."""
     layers: list[nn.Module] = []
     width, tanh = width_in, settings.activation == "tanh"
     for hidden in settings.hidden:
@@ -65,7 +63,7 @@ class DiscreteHead:
         self.shape, self.dtype = (), np.int64
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Noise by which `sample` draws, (*shape, width)."""
+        """Noise for `sample`, (*shape, width)."""
         return gumbel_noise((*shape, self.width), generator)
 
     def sample(self, logits: Tensor, noise: Tensor | None) -> Tensor:
@@ -73,7 +71,7 @@ class DiscreteHead:
         return (logits if noise is None else logits + noise).argmax(-1)
 
     def for_environment(self, action: np.ndarray) -> np.ndarray:
-        """As the environment counts them."""
+        """In the environment's numbering."""
         return action + self._start if self._start else action
 
     def log_prob_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,8 +81,7 @@ class DiscreteHead:
 
 
 class NormalHead:
-    """Means of k independent normal distributions; actions are clipped to their bounds on their way to the environment,
-    not in learning."""
+    """Means of k independent normal distributions; actions are clipped for the environment, not in learning."""
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self.shape, self.dtype = space.shape, np.float32

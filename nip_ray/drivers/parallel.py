@@ -1,14 +1,12 @@
 """Each learner in a process of its own, a Ray actor.
 
 Decisions that matter here:
-- learners that have environments of their own take them along: nothing crosses processes between two rows of metrics,
-  and what a learner computes is what it would compute in the sequential driver, number for number;
+- learners with environments of their own take them along: nothing crosses processes between two rows of metrics, and
+  results are identical to the sequential driver's;
 - learners that share an environment (one that cannot be split) act in lock-step: the environment stays here, and per
-  timestep and learner one message goes out, with all that has happened since the last, and one comes back, with
-  actions;
-- nothing is lost when they end: weights, optimizers, replay, statistics and episodes in flight come back, and the
-  agents that were given to the driver have learned what their doubles did. Its checkpoints are those of the sequential
-  driver.
+  timestep and learner one message is sent, with everything since the last, and one returned, with actions;
+- nothing is lost at the end: weights, optimizers, replay, statistics and episodes in flight are returned, and the
+  driver's agents get the state of their doubles. Its checkpoints are those of the sequential driver.
 """
 
 import atexit
@@ -33,8 +31,8 @@ _SUMMED = ("env_steps_total", "env_steps_per_s", "episodes_total")
 class ParallelDriver(SequentialDriver):
     """Trains and evaluates each learner in a process of its own; arguments as those of `SequentialDriver`.
 
-    Ray is joined where this process has joined one; else a local one is started, and ended by `close`.
-    Raises UserError where arguments do not fit or Ray has not enough processors, LearnerLost when a process is gone.
+    Uses the Ray that this process has joined; else a local one is started, and ended by `close`. Raises UserError if
+    arguments do not fit or Ray has not enough processors, LearnerLost when a process is gone.
     """
 
     def _set_up(self, environment: Environment) -> None:
@@ -65,16 +63,16 @@ class ParallelDriver(SequentialDriver):
 
     @property
     def timestep(self) -> int:
-        """How many timesteps were made."""
+        """Number of timesteps done."""
         return self._together.timestep if self._together else self._timestep
 
     @property
     def env_steps(self) -> int:
-        """How many transitions there were, of all learners."""
+        """Number of transitions of all learners."""
         return self._together.env_steps if self._together else self._env_steps
 
     def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
-        """As `SequentialDriver.train`; afterwards the agents that the driver was given have learned."""
+        """Like `SequentialDriver.train`; afterwards the driver's agents have learned."""
         if self._together is not None:
             self._together.train(until, reports)
         else:
@@ -97,7 +95,7 @@ class ParallelDriver(SequentialDriver):
                 safe_point()
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
-        """As `SequentialDriver.evaluate`."""
+        """Like `SequentialDriver.evaluate`."""
         if self._together is not None:
             return self._together.evaluate(timesteps, num_copies)
         return {
@@ -105,7 +103,7 @@ class ParallelDriver(SequentialDriver):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """As `SequentialDriver.state_dict`; the agents that the driver was given get their doubles' state."""
+        """Like `SequentialDriver.state_dict`; the driver's agents get their doubles' state."""
         if self._together is not None:
             state = self._together.state_dict()
         else:
@@ -125,7 +123,7 @@ class ParallelDriver(SequentialDriver):
             return
         if len(state["agents"]) != len(self.agents) or len(state["parts"]) != len(self.agents):
             raise UserError(
-                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.agents)} as the settings say"
+                f"checkpoint: got {len(state['agents'])} learners, expected {len(self.agents)} as in the settings"
             )
         own = [
             {**state, **{name: [state[name][place]] for name in ("parts", "statistics", "agents")}}
@@ -155,8 +153,7 @@ class ParallelDriver(SequentialDriver):
 
 
 def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row of metrics from those of each learner at the same timestep: counts are summed, of times the longest
-    counts."""
+    """One row of metrics from those of all learners at the same timestep: counts are summed, times are maxima."""
     made: dict[str, Any] = {}
     for row in rows:
         for key, value in row.items():
@@ -168,7 +165,7 @@ def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Place:
-    """What stands in a learner's process: its agent and, unless it is shared, its environment."""
+    """The content of a learner's process: its agent and, unless it is shared, its environment."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -177,7 +174,7 @@ class Place:
         self.recipe: Any = None
 
     def do(self, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
-        """("", the answer), or the kind and the words of an error that its user or its training made."""
+        """("", the result), or the kind and the message of a UserError or TrainingError."""
         try:
             return "", getattr(self, method)(*arguments)
         except UserError as error:
@@ -186,7 +183,7 @@ class Place:
             return "training", str(error)
 
     def hold(self, agent: Agent) -> None:
-        """Take an agent in."""
+        """Set the agent."""
         self.agent = agent
 
     def furnish(self, recipe: Recipe, scope: Scope, name: str, settings: DriverSettings, seed: int) -> None:
@@ -201,7 +198,7 @@ class Place:
         return self.core.env_steps, rows
 
     def evaluate(self, timesteps: int, num_copies: int | None) -> dict[str, float]:
-        """In an environment made for it."""
+        """In an environment made for this."""
         part = own_part(self.recipe, self.agent, self.scope, self.name, num_copies)
         try:
             return self.core.evaluate(timesteps, [part])
@@ -209,7 +206,7 @@ class Place:
             part.copies.close()
 
     def state(self) -> dict[str, Any]:
-        """Of agent, environment and statistics."""
+        """The state of agent, environment and statistics."""
         return self.core.state_dict()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +219,7 @@ class Place:
             self.core.close()
 
     def calls(self, queue: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Any:
-        """Call the agent's methods one after the other; the answer of the last."""
+        """Call the agent's methods in order; return the last result."""
         answer = None
         for method, arguments, options in queue:
             answer = getattr(self.agent, method)(*arguments, **options)
@@ -230,7 +227,7 @@ class Place:
 
 
 class _Seat:
-    """Our end of one learner's process."""
+    """The local end of one learner's process."""
 
     def __init__(self, name: str, threads: int) -> None:
         import ray
@@ -239,7 +236,7 @@ class _Seat:
         self._actor: Any = ray.remote(Place).options(num_cpus=threads, max_restarts=0).remote(threads)
 
     def call(self, method: str, *arguments: Any) -> "_Answer":
-        """Begin a call."""
+        """Start a call."""
         return _Answer(self, self._actor.do.remote(method, arguments))
 
     def end(self) -> None:
@@ -247,19 +244,19 @@ class _Seat:
         import ray
 
         if ray.is_initialized():
-            # ready, too, where the process is gone already
+            # also ready if the process is already gone
             ray.wait([self._actor.do.remote("leave", ())], timeout=_END_S)
             ray.kill(self._actor)
 
 
 class _Answer(Pending):
-    """A call that is under way."""
+    """A call in progress."""
 
     def __init__(self, seat: _Seat, reference: Any) -> None:
         self._seat, self._reference = seat, reference
 
     def result(self, timeout: float | None = None) -> Any:
-        """The answer, or the error of the call."""
+        """The result, or the error of the call."""
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -298,7 +295,7 @@ _ANSWERED = {"tracked", "state_dict", "load_state_dict"}
 
 
 class _Double:
-    """An agent elsewhere. Calls that give nothing back wait here until one does, and travel with it: one message a
+    """A remote agent. Calls without a result are queued until one with a result, and sent with it: one message per
     timestep. So learners learn at the same time."""
 
     def __init__(self, agent: Agent, seat: _Seat) -> None:
@@ -318,12 +315,12 @@ class _Double:
         return self._seat.call("calls", queue)
 
     def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> Any:
-        """Actions on their way."""
+        """Pending actions."""
         return self._now("act", observations, timestep, timesteps, explore=explore, states=states)
 
 
 def _ensure_ray(num_cpus: int) -> bool:
-    """Join or start Ray; whether it was started here. Raises UserError where a joined one has too few processors."""
+    """Join or start Ray; True if started here. Raises UserError if a joined one has too few processors."""
     import ray
 
     if not ray.is_initialized():

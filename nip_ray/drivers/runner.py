@@ -1,13 +1,13 @@
 """One YAML file, one run: `run_runner("tune_configs/runner_cartpole.yaml")`.
 
 Decisions that matter here:
-- a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep),
-  checkpoints with sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an
-  experiment it keeps the config with every key, too (experiment.yaml), and continues by that whatever becomes of the
-  file that was named;
-- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the
-  numbers of one that was never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can
-  continue from each other's checkpoints.
+- a run folder like any other trainer's: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the
+  timestep), checkpoints with sums, environment.json; `runner_evaluation.json` has the metrics of the final evaluation.
+  For an experiment it also keeps the config with every key (experiment.yaml), and continues with that, even if the
+  named file changes;
+- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment is identical
+  to an uninterrupted one; Gymnasium's environments begin new episodes on resuming. All drivers can continue from each
+  other's checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +57,7 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """run_dir: the folder. settings: what was run. timesteps, env_steps: how many were made. metrics: the last row and
-    the evaluation."""
+    """run_dir: the folder. settings: of the run. timesteps, env_steps: totals. metrics: the last row and evaluation."""
 
     run_dir: Path
     settings: RunnerSettings
@@ -75,10 +74,9 @@ def run_runner(
     *,
     quiet: bool = False,
 ) -> RunnerResult:
-    """Run what a runner file (or a mapping, or settings) says, in the new run folder `run_dir` (None: see `folder_of`).
+    """Run a runner file (or a mapping, or settings) in the new run folder `run_dir` (None: see `folder_of`).
 
-    quiet: no progress bar. Raises UserError for what is wrong with the file or the folder, TrainingError where training
-    breaks down.
+    quiet: no progress bar. Raises UserError for faults of the file or the folder, TrainingError when training fails.
     """
     settings = source if isinstance(source, RunnerSettings) else load_runner(source, overrides)
     path, experiment = folder_of(settings, run_dir), experiment_of(settings)
@@ -102,11 +100,11 @@ def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Pa
 
 @interruptible()
 def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
-    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
 
-    overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation,
-    what is kept. Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more
-    timesteps are done already.
+    overrides: "key=value" of what may change: the driver (its timesteps unless a rate decays over them), evaluation,
+    storage. Raises UserError when it is not a run of a runner file, its checkpoints belong to other settings, or more
+    timesteps are already done.
     """
     refuse_fixed(RunnerSettings, overrides)
     with RunFolder.open(run_dir, write=True) as folder:
@@ -140,10 +138,10 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
 
 
 def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = False) -> RunnerResult:
-    """Resume the run in `run_dir`, which `settings` are those of, with what they say otherwise.
+    """Resume the run in `run_dir` with the changes in `settings`.
 
-    Raises UserError where they differ in what a resumed run may not change. A file of an experiment that is gone is not
-    missed.
+    Raises UserError if they differ in a setting that a resumed run may not change. An experiment's file is not needed
+    any more.
     """
     stored, folder = load_runner(RunFolder.open(run_dir).path), Path(run_dir)
     place = settings.environment.config if isinstance(settings.environment, ExperimentEnvironmentSettings) else None
@@ -162,7 +160,7 @@ def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = Fa
 
 
 def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -> None:
-    """Refuse another total where learners have planned for the old one, and one that lies behind the run."""
+    """Refuse another total if learners have schedules over the old one, and one below the finished timesteps."""
     total = settings.driver.timesteps
     if total == before:
         return
@@ -174,8 +172,7 @@ def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -
 
 
 def falls_over_timesteps(settings: RunnerSettings) -> str | None:
-    """A key of a learner's that changes something over all timesteps of training; None where a run may become longer as
-    it is."""
+    """A learner's key that changes something over all timesteps of training; None if a run may be extended."""
     for place, learner in enumerate(settings.learners):
         chosen, where = learner.algorithm, f"learners.{place}.algorithm"
         if isinstance(chosen, PPOAgentSettings) and chosen.anneal_lr:
@@ -186,8 +183,7 @@ def falls_over_timesteps(settings: RunnerSettings) -> str | None:
 
 
 def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> ExperimentConfig | None:
-    """The experiment whose scenario is played, None where that is a Gymnasium environment. run_dir: of a run that keeps
-    it already."""
+    """The experiment whose scenario is played; None for Gymnasium. run_dir: of a run that already stores it."""
     if not isinstance(settings.environment, ExperimentEnvironmentSettings):
         return None
     from nip_ray.drivers.experiments import read_experiment
@@ -198,10 +194,10 @@ def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> Expe
 def make_driver(
     settings: RunnerSettings, *, quiet: bool = False, experiment: ExperimentConfig | None = None, fresh: bool = True
 ) -> SequentialDriver:
-    """The driver that settings describe, with fresh agents; whoever asks for it closes it.
+    """The driver of settings, with new agents; the caller closes it.
 
-    experiment: what is played (None: as the settings say). fresh: with first weights taken from elsewhere, where
-    settings ask for them. Raises UserError for an environment that cannot be made and algorithms that do not fit it.
+    experiment: to play (None: by the settings). fresh: load initial weights from elsewhere, if configured. Raises
+    UserError for an environment that cannot be made and algorithms that do not fit it.
     """
     scopes = resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
     if isinstance(settings.environment, ExperimentEnvironmentSettings):
@@ -220,8 +216,7 @@ def make_driver(
 def _gymnasium_agents(
     settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]
 ) -> list[Agent]:
-    """Fresh learners for the environment's spaces; a copy of it is made for that, and drawn where pictures are
-    wanted."""
+    """New learners for the environment's spaces; from a copy of it, rendered if pictures are configured."""
     own = Copies(make_environment(environment, 1))
     try:
         spaces = own.env.single_observation_space, own.env.single_action_space
@@ -237,13 +232,13 @@ def _gymnasium_agents(
 
 
 def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
-    """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change, and how many
-    timesteps are made where nothing falls over them."""
+    """A fingerprint of what checkpoints depend on: not the driver, the intervals and the evaluation, nor the number of
+    timesteps unless something decays over them."""
     whole = plain(settings)
     kept: dict[str, Any] = {key: whole[key] for key in ("seed", "environment", "learners")}
     if falls_over_timesteps(settings):
         kept["timesteps"] = settings.driver.timesteps
-    if experiment is not None:  # in the place of the file's name and what was changed in it
+    if experiment is not None:  # in place of the file's name and changes
         kept["environment"] = {"num_copies": settings.environment.num_copies, "shared": settings.environment.shared}
         kept["experiment"] = run_fingerprint(experiment)
     return fingerprint(kept)

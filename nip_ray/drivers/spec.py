@@ -1,11 +1,10 @@
-"""A runner file, read and checked: `RunnerSettings` from YAML or a mapping, and back.
+"""Read and check a runner file: `RunnerSettings` from YAML or a mapping, and back.
 
 Decisions that matter here:
-- everything that is wrong comes in one UserError, key by key, with the nearest valid key for one that is unknown; a
-  file that cannot be read is an error, never an empty file;
+- all faults are in one UserError, key by key, with the nearest valid key for an unknown one; a file that cannot be read
+  is an error, never an empty file;
 - a string is a string. Schedules have keys of their own; nothing is evaluated;
-- in an experiment a learner whose algorithm is left out learns as the experiment's config says: nothing else can play
-  it.
+- in an experiment a learner without an algorithm learns by the experiment's config: nothing else can play it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +25,14 @@ from nip_ray.settings.drivers import (
 )
 
 EXPERIMENT = "experiment"
-# what learners of one experiment may differ in, and scenario.agents
+# learners of one experiment may differ in these and in scenario.agents
 _OWN = ("algorithm", "schedules", "initial_weights", "pretraining")
 
 
 def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunnerSettings:
-    """The settings in a YAML file, in a run's folder, or in a mapping, with `overrides` ("a.b=c") laid over them.
+    """The settings in a YAML file, in a run's folder, or in a mapping, overlaid with `overrides` ("a.b=c").
 
-    Raises UserError, which names the file, for everything that is wrong.
+    Raises UserError, which names the file, for all faults.
     """
     if isinstance(source, Mapping):
         return parse_runner(apply_overrides(source, overrides))
@@ -45,8 +44,8 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
 
 
 def is_runner_folder(run_dir: Path | str) -> bool:
-    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` continues with (config.yaml has
-    the key `learners` as a list, where an experiment has a mapping)."""
+    """True if `run_dir` is the folder of a run of a runner file, for `resume_runner` (config.yaml has the key
+    `learners` as a list; an experiment's is a mapping)."""
     try:
         return isinstance(read_mapping(run_dir)[0].get("learners"), list)
     except UserError:
@@ -54,15 +53,14 @@ def is_runner_folder(run_dir: Path | str) -> bool:
 
 
 def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
-    """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every
-    fault."""
+    """The settings of a mapping; keys left out have their defaults. Raises one UserError that lists every fault."""
     settings = settings_from(_with_names(data), RunnerSettings)
     _check(settings)
     return settings
 
 
 def _with_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the kinds of environment and learners named where that was left out."""
+    """`data` with missing kinds of environment and learners filled in."""
     made = with_tags(data, RunnerSettings)
     environment, own = made.get("environment"), {}
     if isinstance(environment, Mapping) and environment.get("name") == EXPERIMENT:
@@ -82,7 +80,7 @@ def runner_to_yaml(settings: RunnerSettings) -> str:
 
 
 def sizes_of(settings: RunnerSettings) -> list[int] | None:
-    """The numbers of copies that learners ask for; None where they ask for none."""
+    """The configured numbers of copies of learners; None if there are none."""
     sizes = [learner.scope for learner in settings.learners if learner.scope is not None]
     if sizes and len(sizes) != len(settings.learners):
         raise UserError(
@@ -101,7 +99,7 @@ def _check(settings: RunnerSettings) -> None:
     names = names_of(settings)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"learners: the name {', '.join(twice)} stands twice, expected a different one for each")
+        raise UserError(f"learners: the name {', '.join(twice)} is used twice, expected a different one for each")
     if settings.driver.name == "manual" and settings.environment.shared and len(names) > 1:
         raise UserError(
             "driver.name: got manual, which has one learner an environment; expected environment.shared: false, or"
@@ -124,7 +122,7 @@ def _check(settings: RunnerSettings) -> None:
 
 
 def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
-    """An experiment is played by learners of its own kind, and by no others."""
+    """An experiment needs learners of its own kind, and a Gymnasium environment the others."""
     chosen = learner.algorithm
     if not isinstance(chosen, ExperimentAgentSettings):
         if played:
@@ -135,11 +133,11 @@ def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
         return
     if not played:
         raise UserError(
-            f"{where}.algorithm.name: got experiment, but the environment is none, expected ppo, dqn or random"
+            f"{where}.algorithm.name: got experiment, but the environment is not one, expected ppo, dqn or random"
         )
     if learner.network != NetworkSettings():
         raise UserError(
-            f"{where}.network: an experiment's networks stand in its config, change scenario.agents there or in changes"
+            f"{where}.network: an experiment's networks are in its config, change scenario.agents there or in changes"
         )
     for change in chosen.changes:
         key = change.partition("=")[0].strip()

@@ -1,12 +1,12 @@
 """Returns and lengths of episodes, copy by copy.
 
-Gymnasium's RecordEpisodeStatistics does not do: it knows neither several players nor copies that wait.
+Gymnasium's RecordEpisodeStatistics supports neither several players nor waiting copies.
 
 Decisions that matter here:
-- sums run per copy and are cleared where, and only where, that copy's episode ended;
-- a step that begins an episode and is no transition counts for no copy's length, nor as an env step;
-- with several players an episode's return is the sum over players; theirs are kept beside it;
-- what an environment says of episodes that end (`infos["outcomes"]`) is averaged over those that it is about.
+- sums run per copy and are cleared exactly where that copy's episode ended;
+- a step that only begins an episode counts neither for its copy's length nor as an env step;
+- with several players an episode's return is the sum over players; theirs are kept too;
+- an environment's results of finished episodes (`infos["outcomes"]`) are averaged over the episodes they apply to.
 """
 
 import copy
@@ -22,8 +22,7 @@ _STATE = (*_ARRAYS, "env_steps", "episodes", "finished", "player_finished", "out
 
 
 class EpisodeStatistics:
-    """Of n copies. env_steps: transitions so far. episodes: finished ones so far. return_B, length_B: of the episodes
-    in flight."""
+    """Of n copies. env_steps: transitions so far. episodes: finished so far. return_B, length_B: of open episodes."""
 
     def __init__(self, num_copies: int) -> None:
         self.env_steps = self.episodes = self.reward_count = 0
@@ -31,7 +30,7 @@ class EpisodeStatistics:
         self.return_B, self.length_B = np.zeros(num_copies), np.zeros(num_copies, dtype=np.int64)
         self.player_return_B: dict[str, np.ndarray] = {}
         self.finished: list[tuple[int, float, int]] = []
-        """(copy, return, length) of each episode that ended since the last `take`, in order."""
+        """(copy, return, length) of each finished episode since the last `take`, in order."""
         self.player_finished: dict[str, list[float]] = {}
         self.outcomes: dict[str, list[float]] = {}
 
@@ -72,7 +71,7 @@ class EpisodeStatistics:
                 self.outcomes.setdefault(tag, []).extend(value_B[places][~np.isnan(value_B[places])].tolist())
 
     def take(self) -> dict[str, float]:
-        """Metrics since the last call; what is about episodes is left out where none ended."""
+        """Metrics since the last call; those of episodes are left out if none ended."""
         taken: dict[str, float] = {"reward_mean": self.reward_sum / self.reward_count} if self.reward_count else {}
         for name, column in (("return", 1), ("length", 2)):
             if values := [episode[column] for episode in self.finished]:
@@ -89,7 +88,7 @@ class EpisodeStatistics:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, in values that a checkpoint holds."""
+        """Its full state, in values for a checkpoint."""
         return {name: copy.deepcopy(getattr(self, name)) for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -99,11 +98,9 @@ class EpisodeStatistics:
 
 
 def information(infos: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The single numbers in `infos[name]`: tag -> value. A key with "/" in it is the tag itself, others come below
-    `info/`.
+    """The scalars in `infos[name]`: tag -> value. A key with "/" is the tag itself, others get the prefix `info/`.
 
-    Where Gymnasium says in `_KEY` whether there is a value of KEY, neither that nor a value that there is not is a
-    number of its own.
+    Gymnasium's masks `_KEY` of KEY, and values that they exclude, are not scalars.
     """
     found = infos.get(name)
     if not isinstance(found, Mapping):

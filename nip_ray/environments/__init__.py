@@ -1,2 +1,2 @@
-"""One copy of the batched core as an environment: what the RLlib, PettingZoo and Gymnasium environments share. Nothing
-here needs ray."""
+"""One copy of the batched core as an environment: the common part of the RLlib, PettingZoo and Gymnasium environments.
+Needs no Ray."""

@@ -1,4 +1,4 @@
-"""What an environment is made of, from a config as users give it."""
+"""The experiment of an environment, from a user's config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,7 @@ AnyConfig = ExperimentConfig | TextExperimentConfig
 
 
 def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> ExperimentConfig:
-    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its learning rule does
-    not matter.
+    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its rule is ignored.
 
     Raises UserError for faults of protocol and scenario, for language models, and under zero knowledge.
     """
@@ -28,7 +27,7 @@ def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> Experim
 
 
 def playable(config: AnyConfig) -> ExperimentConfig:
-    """The experiment itself. Raises UserError where an environment cannot play it."""
+    """The experiment itself. Raises UserError if an environment cannot play it."""
     if not isinstance(config, ExperimentConfig):
         raise UserError(
             f"algorithm.name: {config.algorithm.name} is for language models; environments play agents with networks"

@@ -11,9 +11,8 @@ from nip_ray.play.scenario import Scenario
 
 @dataclass(frozen=True)
 class Layout:
-    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision
-    out of so many or none (0).
-    """
+    """The layout of a turn: F message factors over S symbols, F linear factors over D symbols (0: none), a decision out
+    of a number of options or none (0)."""
 
     factors: int
     symbols: int
@@ -22,7 +21,7 @@ class Layout:
 
     @property
     def decides(self) -> bool:
-        """Whether a decision is part of it."""
+        """True if a decision is part of it."""
         return self.decisions > 0
 
     @property
@@ -32,7 +31,7 @@ class Layout:
         return [self.symbols] * self.factors + linear + ([self.decisions] if self.decides else [])
 
     def flatten(self, policy: Policy) -> Tensor:
-        """(N, sum of sizes + factor masks): logits, then which message factors and whether the decision are in play."""
+        """(N, sum of sizes + factor masks): logits, then flags for the message factors and the decision in play."""
         parts = [policy.message.flatten(1)]
         if policy.linear is not None:
             parts.append(policy.linear.flatten(1))
@@ -44,7 +43,7 @@ class Layout:
         return torch.cat(parts, 1)
 
     def unflatten(self, inputs: Tensor) -> Policy:
-        """The policy that `flatten` made flat."""
+        """The policy that `flatten` flattened."""
         widths = [
             self.factors * self.symbols,
             self.factors * self.linear_symbols,
@@ -81,7 +80,7 @@ class Layout:
 
 
 def layout_of(scenario: Scenario, agent: str) -> Layout:
-    """How `agent`'s turns are laid out as flat actions."""
+    """The layout of `agent`'s turns as flat actions."""
     factors = len(scenario.protocol.writes[agent]) * scenario.message_size
     decisions = scenario.protocol.undecided + 1 if agent in scenario.protocol.deciders else 0
     return Layout(factors, scenario.num_symbols, scenario.linear_symbols, decisions)

@@ -1,10 +1,10 @@
-"""`SinglePlay`: one copy of the batched core, played with flat actions (`Layout`) and watched as arrays.
+"""`SinglePlay`: one copy of the batched core, played with flat actions (`Layout`) and observed as arrays.
 
 Decisions that matter here:
-- which choices are legal is one mask for each factor of an action. A factor that is not in play (a silent channel, a
-  decision that could not count) has one legal choice, which does nothing, and whatever is chosen there counts as it;
-- an illegal choice of a factor in play, a node that does not exist say, counts as the first legal one and puts the
-  agent into `illegal`: learners without masks can play, and no scenario is handed a symbol that it does not know.
+- legal choices are one mask for each factor of an action. A factor that is not in play (a silent channel, a decision
+  that could not count) has one legal choice, which does nothing, and any choice there counts as it;
+- an illegal choice of a factor in play, such as a node that does not exist, counts as the first legal one and adds the
+  agent to `illegal`: learners without masks can play, and scenarios never get unknown symbols.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,14 @@ _COPY = torch.zeros(1, dtype=torch.long)
 
 
 class SinglePlay:
-    """One episode after the other of `scenario` on instances of `split`. `reset` seeds what is drawn; until it does,
-    each object draws by entropy of its own, so unseeded copies play different episodes.
+    """One episode after the other of `scenario` on instances of `split`. `reset` seeds the draws; until then each
+    object draws by its own entropy, so unseeded copies play different episodes.
 
-    agents: all of them, in the protocol's order. illegal: who chose what was illegal in the last round.
+    agents: all of them, in the protocol's order. illegal: agents with an illegal choice in the last round.
     """
 
     def __init__(self, scenario: Scenario, split: str = "train", *, for_modules: bool = False) -> None:
-        """for_modules: observations are as our networks read them, see `observe`. Raises UserError for an unknown
-        split."""
+        """for_modules: observations in our networks' form, see `observe`. Raises UserError for an unknown split."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
         self.play, self.protocol = BatchedPlay(scenario), scenario.protocol
@@ -53,9 +52,9 @@ class SinglePlay:
         """Begin an episode. seed: seeds the draws from here on. options: "id" of the instance and "seed" of the
         episode, else drawn.
 
-        Raises UserError for one that there is not, and for a protocol that actions alone cannot play.
+        Raises UserError for an unknown instance, and for a protocol that actions alone cannot play.
         """
-        refuse_graded(self.protocol)  # not before: who plays in batches asks for the spaces
+        refuse_graded(self.protocol)  # not before: batched players need the spaces
         if seed is not None:
             self.random = np.random.default_rng(seed)
         drawn = {
@@ -76,16 +75,16 @@ class SinglePlay:
 
     @property
     def turns(self) -> list[str]:
-        """Whose turn it is; nobody's after the end."""
+        """The agents with a turn; [] after the end."""
         return [] if self.play.finished else [agent for agent in self.agents if bool(self.play.turn_B(agent)[0])]
 
     @property
     def cut(self) -> bool:
-        """Whether the rounds ran out before a game that they only cut off was over."""
+        """True if the rounds ran out before a game that they only cut off was over."""
         return self.play.finished and self.protocol.cuts and bool(self.play.state.exhausted_B[0])
 
     def tensors(self, agent: str) -> dict[str, torch.Tensor]:
-        """What `agent` sees now, a row each; see `Scenario.observe`."""
+        """The current observation of `agent`, one row each; see `Scenario.observe`."""
         if agent not in self._seen:
             self._seen[agent] = self.play.observe(agent, _COPY)
         return self._seen[agent]
@@ -93,7 +92,7 @@ class SinglePlay:
     def observe(self, agent: str) -> Arrays:
         """The same as arrays: flags, real numbers, and small whole numbers.
 
-        Only with `for_modules` there are numbers without an axis, and what central critics alone may know.
+        With `for_modules` also numbers without an axis, and the inputs of central critics.
         """
         seen = {key: np.asarray(value[0].numpy(), dtype=_dtype(value)) for key, value in self.tensors(agent).items()}
         if self.for_modules:
@@ -101,13 +100,13 @@ class SinglePlay:
         return {key: np.atleast_1d(x) for key, x in seen.items() if key != "label" and not key.startswith("state_")}
 
     def legal(self, agent: str) -> list[np.ndarray[Any, Any]]:
-        """Of each factor of the agent's action, int8: 1 at choices that are legal now."""
+        """For each factor of the agent's action, int8: 1 at choices that are legal now."""
         return [mask for mask, _ in self._factors(agent)]
 
     def step(self, actions: Mapping[str, Any]) -> dict[str, float]:
-        """Play one round with the flat actions of those whose turn it is, and return what everybody is paid.
+        """Play one round with the flat actions of the agents with a turn, and return all rewards.
 
-        Actions of others are left aside. Raises UserError for one that is missing or has another form.
+        Other agents' actions are ignored. Raises UserError for one that is missing or has another form.
         """
         self.refuse_unbegun()
         chosen, self.illegal = {}, set[str]()
@@ -128,9 +127,8 @@ class SinglePlay:
         return dict(zip(self.agents, outcome.reward_BA[0].tolist()))
 
     def info(self, agent: str) -> dict[str, Any]:
-        """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label"
-        and "verdict", "votes" of a panel, and "role" where one was drawn.
-        """
+        """Plain values in addition to the agent's observation: "instance", "turn", "illegal", and at the end of a proof
+        "label" and "verdict", "votes" of a panel, and "role" if one was drawn."""
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
         words = self.protocol.verdict_words
         if self.play.finished and self.protocol.verifier is not None:
@@ -142,7 +140,7 @@ class SinglePlay:
         return told
 
     def text(self) -> str:
-        """The episode so far, a line each round."""
+        """The episode so far, one line per round."""
         rollout = self.play.rollout(self._turn_1RA, self._reward_1RA, torch.zeros_like(self._reward_1RA))
         (record,) = transcript_records(self.play.scenario, rollout, 1)
         label = f", label {self.protocol.verdicts[record['label']]}" if "label" in record else ""
@@ -162,7 +160,7 @@ class SinglePlay:
         self._turn_1RA, self._reward_1RA = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
 
     def _factors(self, agent: str) -> list[tuple[np.ndarray[Any, Any], bool]]:
-        """(mask, whether it is in play) of each factor of an action."""
+        """(mask, True if in play) of each factor of an action."""
         obs, layout = self.tensors(agent), self.layouts[agent]
         over = self.play.finished
         speaks = [bool(x) and not over for x in obs["speaks"][0]]
@@ -181,7 +179,7 @@ class SinglePlay:
         return found
 
     def checked(self, agent: str, actions: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-        """The action of `agent` as a flat array of its own. Raises UserError as `step` does."""
+        """The action of `agent` as a new flat array. Raises UserError as `step` does."""
         sizes = self.layouts[agent].sizes
         form = (
             f"a whole number below {sizes[0]}"
@@ -197,7 +195,7 @@ class SinglePlay:
 
 
 def refuse_graded(protocol: Protocol) -> None:
-    """Raises UserError where more than the verdict counts of what the verifier states, which actions do not say."""
+    """Raise UserError if payments depend on the verifier's probability, which actions do not contain."""
     if not protocol.graded:
         return
     if protocol.payment.scoring != "linear":
@@ -211,16 +209,16 @@ def refuse_graded(protocol: Protocol) -> None:
         given, instead = "protocol.panel_rule: got mean", "majority, unanimous or veto"
     else:
         given, instead = f"protocol.name: the panel of {protocol.name} judges by the mean", "another rule"
-    raise UserError(f"{given}, but actions do not say how sure they are; play it in batches, or use {instead}")
+    raise UserError(f"{given}, but actions carry no confidence; play it in batches, or use {instead}")
 
 
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:
-    """Of actions with so many choices, factor by factor: Discrete for one factor."""
+    """The space of actions with these numbers of choices by factor: Discrete for one factor."""
     return gym.spaces.Discrete(sizes[0]) if len(sizes) == 1 else gym.spaces.MultiDiscrete(sizes)
 
 
 def mask_space(size: int) -> gym.spaces.Box:
-    """Of a mask over so many choices: a Box, which every library reads (skrl reads no MultiBinary)."""
+    """The space of a mask over `size` choices: a Box, which every library reads (skrl does not read MultiBinary)."""
     return gym.spaces.Box(0, 1, (size,), np.int8)
 
 
@@ -245,7 +243,7 @@ def _dtype(tensor: torch.Tensor) -> Any:
 
 
 def _box(x: np.ndarray[Any, Any]) -> gym.spaces.Box:
-    """Without bounds worth the name."""
+    """Effectively without bounds."""
     if x.dtype == np.float32:
         return gym.spaces.Box(-np.inf, np.inf, x.shape, np.float32)
     return gym.spaces.Box(0, 1 if x.dtype == np.int8 else 1 << 16, x.shape, x.dtype.type)

@@ -1,3 +1,2 @@
-"""What was proved: accuracy, completeness and soundness with exact intervals, by Weisfeiler-Leman score, greedy and
-sampled, and the HTML report with its learning curves.
-"""
+"""Evaluation of verifiers: accuracy, completeness and soundness with exact intervals, by Weisfeiler-Leman score, greedy
+and sampled, and the HTML report with its learning curves."""

@@ -1,18 +1,18 @@
-"""What several runs, or two ways of asking one, come to: paired differences, means of the middle half, and intervals by
-resampling.
+"""Statistics over several runs, or of two protocols on the same instances: paired differences, means of the middle
+half, and intervals by resampling.
 
-- `paired_difference`: of two shares seen on the same instances; the interval is method 10 of Newcombe, "Improved
+- `paired_difference`: of two shares seen on the same instances. The interval is method 10 of Newcombe, "Improved
   confidence intervals for the difference between binomial proportions based on paired data", Statistics in Medicine 17,
   1998: the Wilson (1927) intervals of both shares, put together under their correlation.
-- `interquartile_mean`: the mean of the middle half, of which a few lucky or broken seeds move little;
-  `stratified_interval`: what it does when seeds are drawn again within each group. Source: Agarwal et al., "Deep
-  reinforcement learning at the edge of the statistical precipice", NeurIPS 2021, section 4.
-- percentiles of seeds drawn again are far too close for few seeds: of two they hold the truth every second time. So
-  both ends are moved out by Student's factor, sqrt(L / (L - 1)) t / z (Hesterberg, "What teachers should know about the
-  bootstrap", The American Statistician 69, 2015, section 3.2, there for the percentiles), after which they hold it as
-  often as they say if scores are about normal;
-- seeds that agree by chance do not make a figure surer than its episodes: where it is known of how many episodes each
-  score is a share, an end is at least as far as these leave open (each share drawn from what is to be thought of it,
+- `interquartile_mean`: the mean of the middle half, robust to a few lucky or broken seeds; `stratified_interval`: its
+  interval, with seeds resampled within each group. Source: Agarwal et al., "Deep reinforcement learning at the edge of
+  the statistical precipice", NeurIPS 2021, section 4.
+- percentiles of resampled seeds are far too narrow for few seeds (with two, they cover the truth half of the time).
+  Both ends are widened by Student's factor, sqrt(L / (L - 1)) t / z (Hesterberg, "What teachers should know about the
+  bootstrap", The American Statistician 69, 2015, section 3.2, there for the percentiles); coverage is then nominal if
+  scores are about normal;
+- seeds that agree by chance do not make a metric more certain than its episodes: where each score is a share of a known
+  number of episodes, the interval also covers their uncertainty (each share drawn from its posterior,
   Beta(k + 1/2, n - k + 1/2)).
 """
 
@@ -29,17 +29,16 @@ from nip_ray.evaluation.intervals import Mean
 from nip_ray.seeding import stable_seed
 
 RESAMPLES = 2000
-MIN_SEEDS = 5  # of fewer it cannot be seen whether scores are about normal, so nothing is said of more than these runs
+MIN_SEEDS = 5  # with fewer, normality cannot be checked, so claims are limited to these runs
 Z95 = 1.959963984540054  # the normal quantile of 0.975
 FREE_KEYS: tuple[str, ...] = ("seed", *sections(ExperimentConfig, "affects_numbers", False))
-"""Sections of a config in which runs of one group may differ: none but the seed changes what is learned."""
+"""Config sections in which runs of one group may differ: apart from the seed, none affects learning."""
 
 Array = npt.NDArray[np.float64]
 
 
 def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
-    """The share of `first_B` minus that of `second_B` (both (B,) bool, of the same instances), with its 95 %
-    interval."""
+    """The share of `first_B` minus that of `second_B` ((B,) bool, same instances), with its 95 % interval."""
     first, second = np.asarray(first_B, dtype=bool), np.asarray(second_B, dtype=bool)
     n = len(first)
     if n == 0:
@@ -60,8 +59,7 @@ def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
 
 
 def interquartile_mean(x_N: npt.ArrayLike) -> float:
-    """The mean of the middle half: a quarter of the values is cut off at either end (of few values, whole ones, rounded
-    down)."""
+    """The mean of the middle half: a quarter of the values (rounded down) is cut off at either end."""
     values = np.sort(np.asarray(x_N, dtype=np.float64).reshape(-1))
     cut = len(values) // 4
     return float(values[cut : len(values) - cut].mean())
@@ -76,9 +74,8 @@ def stratified_interval(
 ) -> Mean:
     """The interquartile mean of all scores of K strata (tasks, or groups) with L_k runs each, with its 95 % interval.
 
-    Runs are drawn again within their stratum. n_KL: of how many episodes each score is a share (None: it is none, or
-    this is unknown). The interval is None where nothing is known of the spread: no stratum has two runs, or all agree
-    and `n_KL` is None.
+    Runs are resampled within their stratum. n_KL: number of episodes behind each score (None: not a share, or unknown).
+    The interval is None where the spread is unknown: no stratum has two runs, or all agree and `n_KL` is None.
     """
     strata = [np.asarray(x_L, dtype=np.float64) for x_L in x_KL if len(x_L)]
     if not strata:
@@ -102,12 +99,11 @@ def stratified_interval(
 def crossed_interval(
     x_VP: npt.ArrayLike, seed: int, resamples: int = RESAMPLES, *, n_VP: npt.ArrayLike | None = None
 ) -> Mean:
-    """The interquartile mean of the scores (V, P) of every verifier against every prover, NaN where a pair does not
-    count.
+    """The interquartile mean of the scores (V, P) of every verifier against every prover; NaN marks an excluded pair.
 
-    Verifiers and provers are each drawn again, since the scores of a row, or of a column, are not independent. n_VP: of
-    how many episodes each score is a share (None: it is none, or this is unknown). The interval is None with fewer than
-    two of both, and where all scores agree and `n_VP` is None.
+    Verifiers and provers are resampled separately, since the scores of a row, or of a column, are not independent.
+    n_VP: number of episodes behind each score (None: not a share, or unknown). The interval is None with fewer than two
+    of both, and where all scores agree and `n_VP` is None.
     """
     score_VP = np.asarray(x_VP, dtype=np.float64)
     counts_VP = ~np.isnan(score_VP)
@@ -136,13 +132,13 @@ def _middles(x_RN: Array) -> Array:
 
 
 def _redrawn(random: np.random.Generator, share_N: Array, n_N: npt.NDArray[Any], resamples: int) -> Array:
-    """(R,) interquartile means of shares that could stand behind those that were seen."""
+    """(R,) interquartile means of shares drawn from their posteriors."""
     hits_N = share_N * n_N
     return _middles(random.beta(hits_N + 0.5, n_N - hits_N + 0.5, size=(resamples, len(share_N))))
 
 
 def _student(runs: int, strata: int = 1) -> float:
-    """By how much percentiles of so few runs, drawn again within so many strata, are too close."""
+    """The factor by which percentiles of so few runs, resampled within so many strata, are too narrow."""
     from scipy.special import stdtrit  # as in intervals.py: it takes a tenth of a second to load
 
     free = runs - strata
@@ -150,7 +146,7 @@ def _student(runs: int, strata: int = 1) -> float:
 
 
 def _ends(estimate: float, drawn_R: Array, wider: float, shares_R: Array | None) -> tuple[float, float]:
-    """Where the interval ends; between 0 and 1 where the scores are shares."""
+    """The ends of the interval; between 0 and 1 where the scores are shares."""
     lower, upper = np.percentile(drawn_R, (2.5, 97.5))
     below, above = wider * max(0.0, estimate - lower), wider * max(0.0, upper - estimate)
     if shares_R is None:
@@ -161,7 +157,7 @@ def _ends(estimate: float, drawn_R: Array, wider: float, shares_R: Array | None)
 
 
 def _correlation(both: int, only: int, other: int, neither: int) -> float:
-    """Newcombe's phi: of the two answers, corrected for continuity where it is positive."""
+    """Newcombe's phi, corrected for continuity where it is positive."""
     margins = (both + only) * (other + neither) * (both + other) * (only + neither)
     if margins == 0:
         return 0.0

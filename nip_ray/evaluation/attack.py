@@ -1,20 +1,18 @@
-"""Soundness under attack: how many false claims a frozen verifier accepts whoever argues for them, and the same of true
-ones.
+"""Soundness under attack: the share of false claims a frozen verifier accepts from adversarial provers, and the same
+for true claims.
 
 Decisions that matter here:
 - the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the
-  held-out ones. So no choice enters its interval, which is the exact one of a share. Every other attacker is measured
-  as well, for the table, and with them the harder question how often the verifier is right against all of them at once
-  (`any_attacker`: each has its own);
-- a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
-- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others
-  continue as they were trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only
-  if it is asked for, by all provers; for y = 1 that is no attack on completeness but a refusal to help, and stands
-  under that name;
-- where the episode draws who speaks, episodes are those in which an attacker has a turn; where it draws a role, those
-  in which somebody is paid for the wrong verdict: it is told so, and the verifier is judged in these alone;
-- where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better
-  on these instances, so it bounds what training more or longer could find.
+  held-out ones. No choice enters its interval, which is the exact one of a share. All other attackers are measured too,
+  for the table and for `any_attacker`: the share judged rightly against all of them at once;
+- a missing verdict is not a right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
+- on y = 0 the attackers are the provers paid for acceptance, on y = 1 those paid for rejection. The others continue as
+  trained: in a debate the honest side may answer. A goal that no prover is paid for is attacked only if requested, by
+  all provers; for y = 1 this is not an attack on completeness and is reported as `refusal`;
+- where the episode draws who speaks, only episodes in which an attacker has a turn count; where it draws a role, only
+  those in which some prover is paid for the wrong verdict, and that prover is told its role;
+- where the tree of dialogues is small enough, all of it is computed (`every_message`): a bound on what any prover can
+  reach on these instances.
 """
 
 import math
@@ -53,18 +51,18 @@ from nip_ray.settings.attack import AttackSettings
 _MEASURED = ("selection", "held_out")
 
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
-"""(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
+"""(agents, size, seed) -> untrained networks for the agents, with widths multiplied by size."""
 Report = Callable[[int, str], None]
-"""Called with (training iterations done, of `num_iterations`, and what is being done)."""
+"""Called with (training iterations done, of `num_iterations`; current step)."""
 
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """Who is attacked, with what the attack may use.
+    """The attacked agents, with what the attack may use.
 
     networks: of all agents, as they are. fresh: makes attackers. scripts: name -> networks of provers that need no
-    training, beside the random, the silent and the run's own, which are always there. held_out: the instances that the
-    verifier is measured on.
+    training, in addition to the random, the silent and the run's own. held_out: the instances that the verifier is
+    measured on.
     """
 
     scenario: Scenario
@@ -78,8 +76,8 @@ class AttackTarget:
 def attacked(target: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
     """The entries that an attack adds to `evaluation.json`: see `AttackTable`.
 
-    docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where
-    there are too few training instances.
+    docs/evaluation.md has their layout. Raises UserError where there is no verifier to attack, no prover that could, or
+    too few training instances.
     """
     began = time.perf_counter()
     protocol = target.scenario.protocol
@@ -112,8 +110,8 @@ def _iterations_of_goal(settings: AttackSettings) -> int:
 
 @dataclass(frozen=True)
 class Tried:
-    """An attacker in its best mode. selection, held_out: who judges -> (B,) its verdicts where attackers are chosen,
-    and where they are measured."""
+    """An attacker in its best mode. selection, held_out: decider -> (B,) its verdicts where attackers are chosen, and
+    where they are measured."""
 
     attacker: Attacker
     selection: Mapping[str, Tensor]
@@ -121,7 +119,7 @@ class Tried:
 
 
 class _Attack:
-    """One goal: its instances, and everybody who tries."""
+    """One goal: its instances and all attackers."""
 
     def __init__(self, target: AttackTarget, settings: AttackSettings, goal: str) -> None:
         self.target, self.settings, self.goal = target, settings, goal
@@ -136,7 +134,7 @@ class _Attack:
         self.train, self.selection = self._divided(self._concerned(scenario.ids("train")))
 
     def run(self, table: AttackTable, tell: Callable[[int, str], None]) -> None:
-        """Try everybody, and add what came of it to `table`."""
+        """Run all attackers and add their results to `table`."""
         tried: list[Tried] = []
         start, least = None, math.inf
         for attacker in self._attackers(tell):
@@ -193,7 +191,7 @@ class _Attack:
     # ---------------------------------------------------------------------------------------------------- the attackers
 
     def _attackers(self, tell: Callable[[int, str], None]) -> Iterator[Attacker]:
-        """Trained ones first: among equals the first counts."""
+        """All attackers; trained ones first, because the first among equals counts."""
         done = 0
         to_train = [("fresh", size, seed) for size in self.settings.sizes for seed in range(self.settings.seeds)]
         to_train += [("continued", 1, seed) for seed in range(self.settings.seeds)] if self.settings.continued else []
@@ -216,8 +214,8 @@ class _Attack:
             yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
 
     def _trained(self, attacker: Attacker, report: Callable[[int, float], None]) -> Attacker:
-        """`attacker`, trained in place; with extensions, as it was when it fooled most instances kept back, and what
-        each stop came to."""
+        """Train `attacker` in place. With extensions, return it as it was when it fooled most instances kept back, and
+        the results at each stop."""
         settings, networks = self.settings, attacker.networks
         target = Target(self.target.scenario, self._others(), self.wanted, self.train, self.roles)
         curve: tuple[float, ...] = ()
@@ -251,7 +249,7 @@ class _Attack:
         return replace(attacker, iterations=length, curve=curve, budget=tuple(budget))
 
     def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
-        """What training begins with; None where the run's own provers are scripts, with nothing to continue from."""
+        """The networks to start training from; None where the run's own provers are scripts, which cannot continue."""
         made = {agent: network.to(self.device) for agent, network in self.target.fresh(self.agents, size, seed).items()}
         if kind == "continued":
             for agent, network in made.items():
@@ -267,7 +265,7 @@ class _Attack:
     # --------------------------------------------------------------------------------------------------------- measures
 
     def _best_mode(self, attacker: Attacker) -> tuple[Attacker, dict[str, Tensor]]:
-        """The attacker in the mode in which it fools more of the instances kept back, and the verdicts there."""
+        """The attacker in the mode that fools more of the instances kept back, and the verdicts there."""
         modes = [attacker]
         if attacker.kind in ("fresh", "continued", "own"):
             modes = [replace(attacker, greedy=True), replace(attacker, greedy=False)]
@@ -279,7 +277,7 @@ class _Attack:
         return modes[best], found[best]
 
     def _verdicts(self, attacker: Attacker, id_B: Tensor) -> dict[str, Tensor]:
-        """Who judges -> (B,) what it decides, each instance played once."""
+        """Decider -> (B,) its decisions, each instance played once."""
         players = {**self._defenders("verdicts"), **attacker.players(self.seed, self.device)}
         rollout = stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout
         return {who: seen.verdict_B for who, seen in judged(self.play.protocol, rollout).items()}
@@ -312,7 +310,7 @@ class _Attack:
         return Tried(searcher, *verdicts)
 
     def _defenders(self, purpose: str) -> dict[str, Player]:
-        """Everybody who does not attack: greedy or sampled as the settings say."""
+        """All agents that do not attack: greedy or sampled, by the settings."""
         noise = None if self.settings.verifier == "greedy" else generator(self.seed, purpose, device=self.device)
         return {agent: Player(network, noise) for agent, network in self._others().items()}
 
@@ -321,15 +319,16 @@ class _Attack:
         return self.target.scenario.protocol.seeds_within(self.roles, drawn_B, self.agents)
 
     def _right(self, verdict_B: Tensor, id_B: Tensor) -> Tensor:
-        """(B,) bool: where an instance is judged rightly."""
+        """(B,) bool: where the verdict is right."""
         return verdict_B == self.target.scenario.label_I[id_B]
 
     def _every_message(self, who: str) -> tuple[dict[str, Any], Tensor | None]:
-        """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
-        `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled
-        verifier; `questions`: as the first, after the verifier's own questions, random and best ones, where it asks
-        any. None where the tree is too large, or does not say all that can be said. Then (B, 2) the chances of both by
-        instance."""
+        """Exact shares of held-out instances under the best of all messages, by `MessageTree`, and (B, 2) chances.
+
+        `every_message`: judged rightly; `every_message_fooled`: judged as the attackers want; `every_message_sampled`:
+        judged rightly, expected for a sampled verifier; `questions`: judged rightly after the verifier's own, random
+        and best questions, where it has any. None where the tree is too large or incomplete.
+        """
         found: dict[str, Any] = dict.fromkeys(
             ("every_message", "every_message_fooled", "every_message_sampled", "questions")
         )
@@ -353,8 +352,7 @@ class _Attack:
         return found, measured
 
     def _tree(self, who: str | None) -> tuple[Tensor | None, Sequence[str]]:
-        """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is
-        too large."""
+        """(values, ways) of the tree, all ways or only the greedy one; (None, ()) without a tree, or if too large."""
         scenario = self.target.scenario
         protocol, most = scenario.protocol, self.settings.max_nodes
         if (
@@ -383,8 +381,7 @@ class _Attack:
         return id_I[self.target.scenario.label_I[id_I] != self.wanted]
 
     def _measured(self, id_I: Tensor) -> Tensor:
-        """All of them that are concerned, or as many as the settings allow, drawn at random: for all wrong verdicts the
-        same."""
+        """All these instances, or a random sample as large as the settings allow; the same for all wrong verdicts."""
         two = self.target.scenario.protocol.two_verdicts
         id_I, most = self._concerned(id_I) if two else id_I, self.settings.max_instances
         if most is not None and most < len(id_I):
@@ -393,7 +390,7 @@ class _Attack:
         return self._concerned(id_I)
 
     def _divided(self, id_I: Tensor) -> tuple[Tensor, Tensor]:
-        """(to train on, kept back), at random."""
+        """(instances to train on, instances kept back), at random."""
         if len(id_I) < 2:
             protocol = self.target.scenario.protocol
             which = (

@@ -1,12 +1,13 @@
-"""What an attack is about, and the document that comes of it: rows of attackers in, entries of `evaluation.json` out,
-for both media.
+"""The goals of an attack and its document: rows of attackers in, entries of `evaluation.json` out, for networks and for
+language models.
 
 Decisions that matter here:
 - the attacker that counts is chosen by its row's "selection", the share of rightly judged instances that no measurement
   uses;
 - with more than two verdicts each is attacked on its own (``soundness/<verdict>``). Over all, an instance counts as
-  right only if it was judged rightly whichever wrong verdict was argued for;
-- attackers of a panel are paid for its verdict. For each member the one counts that did best against its own vote.
+  right only if it was judged rightly under every wrong verdict;
+- attackers of a panel are paid for its verdict. For each member, the attacker that did best against its own vote
+  counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,28 +23,27 @@ from nip_ray.protocols import ACCEPT, REJECT, Protocol
 from nip_ray.settings.attack import AttackSettings
 
 LABELS = {"soundness": REJECT, "completeness": ACCEPT}
-"""The label of the instances that a goal is about, which is also the right verdict, where there are two."""
+"""Goal -> the label of its instances, which is the right verdict, where there are two."""
 ENTRIES = {
     "soundness": ("soundness_error", "soundness_under_attack", "questions"),
     "completeness": ("completeness_under_attack",),
     "refusal": ("refusal",),
 }
-"""Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
+"""Section of an attack -> its entries in `evaluation.json`, in addition to its table in "attack"."""
 
 
 Row = dict[str, Any]
-"""An attacker: name, kind, size, seed, iterations, mode, selection, held_out, fooled, undecided, curve;
-docs/evaluation.md has them."""
+"""An attacker: name, kind, size, seed, iterations, mode, selection, held_out, fooled, undecided, curve; see
+docs/evaluation.md."""
 ByInstance = Mapping[str, Mapping[Any, float]]
-"""What came of a goal: name -> instance -> share of plays. wrong, fooled: against the attacker that counts; where known
-also ever_wrong: against any of them, and every_wrong, every_fooled: whatever is said."""
+"""Result of a goal: name -> instance -> share of plays. wrong, fooled: against the attacker that counts; where known
+also ever_wrong: against any attacker, and every_wrong, every_fooled: over all messages."""
 
 
 @dataclass
 class AttackTable:
-    """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed,
-    settings. latest: see `strongest`.
-    """
+    """The document of an attack, goal by goal. how: entries shared by the tables of all goals (verifier, seed,
+    settings). latest: see `strongest`."""
 
     protocol: Protocol
     how: Mapping[str, Any]
@@ -62,7 +62,7 @@ class AttackTable:
         winner: int | None = None,
         **more: Any,
     ) -> None:
-        """A goal that was attacked by `agents`. by_member: member of a panel -> rows for its own vote, and their
+        """Add a goal that was attacked by `agents`. by_member: member of a panel -> rows for its own vote, and their
         "every_message…" entries.
 
         winner: the row that counts (None: `strongest`). more: further entries of the goal's table.
@@ -88,14 +88,13 @@ class AttackTable:
         self.details[section_of(self.protocol, goal)] = {**table, **self.how}
 
     def entries(self) -> dict[str, Any]:
-        """All of it, with more than two verdicts also over all of `parts`, which are of the goals in the order of
-        `add`."""
+        """All entries; with more than two verdicts also those over all of `parts`, which are in the order of `add`."""
         if not self.protocol.two_verdicts and self.parts:
             self._enter("soundness", 0, self._over_all())
         return {**self.document, "attack": {**self.how, **self.details}}
 
     def _over_all(self) -> dict[str, Any]:
-        """The table of all wrong verdicts together: an instance is judged rightly if it is whichever is argued for."""
+        """The table of all wrong verdicts together: an instance counts as right only if judged rightly under each."""
         goals = list(self.details.values())
         instances = sorted({one for part in self.parts for one in part["wrong"]})
 
@@ -130,7 +129,7 @@ class AttackTable:
 
 
 def strongest(rows: Sequence[Row], latest: bool = False) -> int:
-    """The number of the row that counts: of the fewest rightly judged instances in "selection". latest: the last among
+    """The index of the row that counts: the fewest rightly judged instances in "selection". latest: the last among
     equals, not the first."""
     return min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row if latest else row))
 
@@ -149,7 +148,7 @@ def expected(share_I: npt.ArrayLike) -> dict[str, Any]:
 
 
 def refuse_unfit(protocol: Protocol) -> None:
-    """Raises UserError for a protocol in which nobody can be fooled, or nobody could do it."""
+    """Raise UserError for a protocol without a verifier to fool or a prover to fool it."""
     if protocol.verifier is None:
         raise UserError(f"--attack: {protocol.name} has no verifier, so --attack does not apply; leave it out")
     if not protocol.provers:
@@ -157,9 +156,10 @@ def refuse_unfit(protocol: Protocol) -> None:
 
 
 def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, ...]:
-    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for
-    either. With more than two verdicts: the soundness of each that some prover is paid for, of all where nobody is paid
-    for any. Raises UserError for a goal that there is not.
+    """The requested goals, or else those that some prover is paid for; soundness where no prover is paid for either.
+
+    With more than two verdicts: the soundness of each verdict that some prover is paid for, or of all where none is.
+    Raises UserError for an unknown goal.
     """
     if not protocol.two_verdicts:
         if settings.goals is not None and set(settings.goals) - {"soundness"}:
@@ -176,7 +176,7 @@ def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, .
 
 
 def wanted_for(protocol: Protocol, goal: str) -> int:
-    """The verdict that those want who attack a goal."""
+    """The verdict that attackers of a goal want."""
     return 1 - LABELS[goal] if protocol.two_verdicts else protocol.verdicts.index(goal.removeprefix("soundness/"))
 
 
@@ -186,9 +186,8 @@ def section_of(protocol: Protocol, goal: str) -> str:
 
 
 def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands of an attack beside its table. record: of the attacker that counts. The soundness error is the share
-    of false claims that are accepted: with the best of all messages where every one was tried, else against that
-    attacker."""
+    """The entries of an attack apart from its table. record: of the attacker that counts. The soundness error is the
+    share of false claims accepted: over all messages where they were enumerated, else against that attacker."""
     section = section_of(protocol, goal)
     if section == "refusal":
         reason = f"no prover of {protocol.name} is paid for a rejection; one who wants it can always fail to prove"
@@ -204,20 +203,19 @@ def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: 
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """Those who attack for the verdict `wanted`: `paid_agents`, or all provers where nobody is paid for it."""
+    """The attackers for the verdict `wanted`: `paid_agents`, or all provers where none is paid for it."""
     return paid_agents(protocol, wanted) or protocol.provers
 
 
 def paid_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers who are paid for `wanted` where it is wrong, at least in some role. One who chooses its side attacks
-    alone."""
+    """The provers paid for `wanted` where it is wrong, at least in a role. One that chooses its side attacks alone."""
     if protocol.chooser is not None:
         return (protocol.chooser,)
     return _paid(protocol, wanted)
 
 
 def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The same, also of those who do not choose."""
+    """The same, including provers that do not choose."""
     return tuple(agent for agent in protocol.provers if _roles_for(protocol, agent, wanted) is not None)
 
 
@@ -229,8 +227,8 @@ def _roles_for(protocol: Protocol, agent: str, wanted: int) -> set[str] | None:
 
 
 def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it
-    is wrong; () where an attacker chooses its own."""
+    """The roles of attacked episodes: those in which some prover is paid for `wanted` where it is wrong; () where an
+    attacker chooses its own."""
     if protocol.chooser is not None:
         return ()
     sought = {role for agent in protocol.provers for role in _roles_for(protocol, agent, wanted) or ()}

@@ -1,13 +1,12 @@
-"""Adversarial provers: provers trained against a verifier that no longer learns, and scripts that need no training.
+"""Adversarial provers: provers trained against a frozen verifier, and scripts that need no training.
 
 Decisions that matter here:
-- an attacker is trained by proximal policy optimisation, with the losses and advantages of every experiment's PPO, in
-  this process. Only the attackers learn; everybody else's weights are not touched;
-- it is paid the *probability* of the verdict that it wants, at each of the verifier's turns whose decision counts, not
-  for the verdict that was drawn. The expectation is the same (whoever is asked again is paid again, with the chance of
-  being asked again), the variance smaller, and a verifier that is nearly sure still says which lie is the better one;
-- it trains against sampled decisions, whichever verifier is measured: a verifier that always does the likeliest gives
-  no such hint.
+- attackers train in this process by PPO, with the losses and advantages of the PPO algorithm. Only the attackers learn;
+  no other weights change;
+- an attacker is paid the *probability* of the verdict that it wants at each of the verifier's turns whose decision
+  counts, not the drawn verdict. The expectation is the same (an agent with further turns is paid again, with the chance
+  of having them), the variance is smaller, and a nearly certain verifier still gives a signal;
+- it trains against sampled decisions even if a greedy verifier is measured: greedy decisions give no such signal.
 Source: Schulman et al., "Proximal policy optimization algorithms", 2017, equation 7.
 """
 
@@ -39,11 +38,10 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Attacker:
-    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or
-    search. size, seed: of a trained one. greedy: its most likely lies. iterations: how long it was trained. curve: its
-    mean pay in each of them. budget: with extensions, what it came to after each of them. start, search: of one who
-    searches, from whom it goes on, and what it came to after so many tries.
-    """
+    """An adversarial prover. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or
+    search. size, seed: of a trained one. greedy: plays its most likely messages. iterations: of training. curve: its
+    mean pay in each. budget: with extensions, the results after each. start, search: of a searching attacker, the
+    attacker it starts from and the results by number of tries."""
 
     name: str
     kind: str
@@ -59,13 +57,13 @@ class Attacker:
     search: tuple[dict[str, Any], ...] = ()
 
     def players(self, seed: int, device: torch.device) -> dict[str, Player]:
-        """Its part in a play; `seed`: of what it draws."""
+        """Its players; `seed`: of what they draw."""
         noise = None if self.greedy else generator(seed, "attacker", self.name, device=device)
         return {agent: Player(network, noise, edit=self.edit) for agent, network in self.networks.items()}
 
 
 class Uniform(nn.Module):
-    """Plays uniformly over what `twin`, a network for the same seat, may say."""
+    """Plays uniformly over the legal messages of `twin`, a network for the same seat."""
 
     def __init__(self, twin: nn.Module) -> None:
         super().__init__()
@@ -74,7 +72,7 @@ class Uniform(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy, None]:
-        """A policy without preferences, and no value."""
+        """A uniform policy, and no value."""
         policy, _ = self.twin(obs, True, False)
         level = [
             None if x is None else torch.where(x > FORBIDDEN_BELOW, 0.0, x)
@@ -84,16 +82,14 @@ class Uniform(nn.Module):
 
 
 def silence(turn: Turn) -> Action:
-    """Nothing is heard of the turn."""
+    """An action without a visible message."""
     return {name: part if name == "decision" else torch.full_like(part, -1) for name, part in turn.action.items()}
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training.
-    wanted: the verdict that attackers are paid for. ids: the training instances that they learn on. roles: that
-    episodes draw then, () where none are drawn.
-    """
+    """The target of an attack. others: all agents that do not attack, as trained. wanted: the verdict that attackers
+    are paid for. ids: the training instances they learn on. roles: those drawn in these episodes, () where none are."""
 
     scenario: Scenario
     others: Mapping[str, nn.Module]
@@ -105,10 +101,10 @@ class Target:
 def train_attacker(
     target: Target, networks: Mapping[str, nn.Module], settings: AttackSettings, seed: int, report: Report
 ) -> tuple[float, ...]:
-    """Train `networks` (agent -> network, on the scenario's device) in place; returns their mean pay in each iteration.
+    """Train `networks` (agent -> network, on the scenario's device) in place. Returns their mean pay in each iteration.
 
     report: called with (iterations done, mean pay) after each. The same seed gives the same attackers (CPU). Raises
-    TrainingError when weights do not stay finite.
+    TrainingError if weights become non-finite.
     """
     rule = PPOSettings(
         lr=settings.lr,
@@ -165,7 +161,7 @@ def _learn(
     rule: PPOSettings,
     seed: int,
 ) -> None:
-    """Some passes over one agent's turns of an iteration."""
+    """Update one agent over its turns of an iteration, for several epochs."""
     with torch.no_grad():
         _, value_N = network(rows.obs, False, True)
         advantage_BR, target_BR = own_turn_advantages(

@@ -1,24 +1,22 @@
-"""Calibration of a verifier, as often right as it is sure or not: reliability by bins, Brier score, expected
-calibration error.
+"""Calibration of a verifier: reliability by bins, Brier score and expected calibration error.
 
 Decisions that matter here:
-- what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) +
-  p(reject)), at the turn in which it gave its verdict in greedy play. An episode without a verdict has none; their
-  share is reported;
-- reliability is of acceptance: in a bin, how many of the instances are y = 1, beside the mean of p. A calibrated
-  verifier has both equal;
-- with more than two verdicts, p is the probability of the verdict that was given, among the verdicts, and in place of y
-  stands whether it is right (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017: of
-  the predicted class);
+- p is the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) + p(reject)), at the turn
+  of its verdict in greedy play. Episodes without a verdict have none; their share is reported;
+- reliability is of acceptance: in each bin, the share of instances with y = 1 against the mean of p. They are equal for
+  a calibrated verifier;
+- with more than two verdicts, p is the probability of the given verdict among the verdicts, and y is whether it is
+  right (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017: of the predicted
+  class);
 - Brier: the mean of (p - y)^2 (Brier, 1950). ECE: the mean over bins, by their instances, of |mean p - share of y = 1|
   (Naeini, Cooper and Hauskrecht, AAAI 2015). It is biased upwards, since every bin adds the size of its noise: a
-  perfectly calibrated verifier has about 0.03 after 1,000 instances. Perfect calibration can therefore never be shown,
-  only that the error is below the upper end of its interval;
-- the interval of the error follows from what noise can do to a sum of absolute values. It cannot raise it by more than
-  the sum of the noise's own absolute values, so the lower end is that much below (its 97.5th percentile, of instances
-  drawn again, as Efron, 1979, or of labels drawn as a calibrated verifier would have them, as Broecker and Smith,
-  Weather and Forecasting 22, 2007; the larger). It cannot lower the expectation at all, so the upper end is the normal
-  one. Percentiles of the drawn errors would not do: each has the noise twice.
+  perfectly calibrated verifier has about 0.03 after 1,000 instances. So perfect calibration cannot be shown, only that
+  the error is below the upper end of its interval;
+- the interval of the error follows from the effect of noise on a sum of absolute values. Noise raises it by at most the
+  sum of its own absolute values, so the lower end is that much below (its 97.5th percentile, by resampled instances, as
+  Efron, 1979, or by labels drawn as for a calibrated verifier, as Broecker and Smith, Weather and Forecasting 22, 2007;
+  the larger). It cannot lower the expectation, so the upper end is the normal one. Percentiles of the resampled errors
+  would count the noise twice.
 """
 
 import math
@@ -44,8 +42,7 @@ Array = npt.NDArray[np.float64]
 
 def calibration(staged: Staged, seed: int) -> dict[str, Any]:
     """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of
-    {"from", "to", "confidence", "positive"}, empty bins left out.
-    """
+    {"from", "to", "confidence", "positive"}, empty bins left out."""
     graded_N, y_N = graded_verdicts(staged)
     count = staged.rollout.num_copies
     found: dict[str, Any] = {
@@ -68,7 +65,7 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
     """The expected calibration error of probabilities (N,) for labels (N,) of 0 and 1, with its 95 % interval (None for
     one instance).
 
-    The interval holds the estimate, and errs to the safe side. seed: of what is drawn for it.
+    The interval holds the estimate, and errs to the safe side. seed: of the resampling.
     """
     n = len(y_N)
     if n == 0:
@@ -89,13 +86,12 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
 
 def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
     """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two
-    verdicts: of the verdict itself, and whether it is right. Under a panel's mean: the mean.
-    """
+    verdicts: probabilities of the given verdict, and whether it is right. Under a panel's mean: the mean."""
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1
     if staged.stated_B is not None:
         return staged.stated_B[decided_B].double().cpu().numpy(), rollout.y_B[decided_B].double().cpu().numpy()
-    # the turn of the verdict is the verifier's last whose decision could count: it is asked nothing after it
+    # the verdict falls in the verifier's last turn whose decision could count
     counts_BR = chance_BRD.sum(-1) > 0
     rounds_R = torch.arange(counts_BR.shape[1], device=counts_BR.device)
     last_B = torch.where(counts_BR, rounds_R, -1).amax(1)
@@ -114,5 +110,5 @@ def _bins(graded_N: Array) -> npt.NDArray[np.int64]:
 
 
 def _gaps(graded_N: Array, y_N: npt.NDArray[Any]) -> Array:
-    """(K,) each bin's mean p minus its share of y = 1, times the share of instances that are in it."""
+    """(K,) each bin's mean p minus its share of y = 1, weighted by the share of instances in the bin."""
     return np.bincount(_bins(graded_N), weights=graded_N - y_N, minlength=NUM_BINS) / len(y_N)

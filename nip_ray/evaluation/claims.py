@@ -1,13 +1,12 @@
-"""What is claimed in an episode and by whom: the shares of right verdicts, and the agent score difference, which is
-what an honest prover earns less what a lying one does.
+"""Claims of an episode: the shares of right verdicts by claim, and the agent score difference (mean return of honest
+provers less that of lying ones).
 
 Decisions that matter here:
-- a prover is honest in an episode where the verdict that it is after (`Protocol.wanted_by`: by its side, or by what its
-  role pays) is the true label, and lies where it is not. One that is after no verdict, or has no turn in the episode,
-  counts as neither;
-- so in a debate both meet in one episode; under nip the same prover is honest on true claims and lies about false ones;
-  where the episode draws a role, the role decides. The figure is the mean return of honest provers less that of lying
-  ones, in units of reward;
+- a prover is honest in an episode where the verdict it wants (`Protocol.wanted_by`: by its side, or by what its role
+  pays) is the true label, and lies where it is not. One that wants no verdict, or has no turn in the episode, counts as
+  neither;
+- so a debate has both in one episode; under nip the same prover is honest on true claims and lies about false ones;
+  where the episode draws a role, the role decides. The difference is in units of reward;
 - the interval is over instances, since the provers of an episode are not independent: Student's of the linearised
   difference of two ratios, with z_I = (x_I - m n_I) / sum(n) of the honest less the same of the lying (Cochran,
   "Sampling Techniques", 1977, chapter 6).
@@ -29,8 +28,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def sides(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Whole:
-    """(B, A): 1 where the agent is an honest prover, -1 where it is a lying one, else 0. seed_B: episode seeds; y_B:
-    labels."""
+    """(B, A): 1 for an honest prover, -1 for a lying one, else 0. seed_B: episode seeds; y_B: labels."""
     side_BA = np.zeros((len(y_B), len(protocol.agents)), dtype=np.int64)
     for prover, label, verdict, there_B in _wishes(protocol, seed_B, y_B):
         column_B = side_BA[:, protocol.agents.index(prover)]
@@ -39,7 +37,7 @@ def sides(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Whole:
 
 
 def sought(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Flags:
-    """(B, V): which verdicts some prover is after in an episode; all of them where no prover ever is after any."""
+    """(B, V): which verdicts some prover wants in an episode; all of them where no prover wants any."""
     sought_BV = np.zeros((len(y_B), len(protocol.verdicts)), dtype=bool)
     for _, _, verdict, there_B in _wishes(protocol, seed_B, y_B):
         sought_BV[there_B, verdict] = True
@@ -50,8 +48,7 @@ def sought(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Flags:
 
 
 def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str, int, int, Flags]]:
-    """(prover, label, a verdict that it is after there, (B,) the episodes of that label in which it is, and which give
-    it a turn)."""
+    """(prover, label, a verdict it wants there, (B,) episodes of that label in which it wants it and has a turn)."""
     place_B, turns_B = seed_B % max(1, len(protocol.roles)), seed_B % len(protocol.turns)
     for prover in protocol.provers:
         speaks_B = np.array(protocol.speaks_in(prover))[turns_B]
@@ -66,13 +63,13 @@ def shares(
 ) -> dict[str, tuple[Flags, Flags]]:
     """Name -> ((B,) where it holds, (B,) the episodes that it is a share of).
 
-    With two verdicts there is one claim, that an instance is to be accepted: completeness is of y = 1, soundness of y =
-    0, and each is a share of right verdicts. With more there is a claim for each verdict v, which counts in the
-    episodes in which some prover is after v (in all, where no prover is after any): ``completeness/v``, of the
+    With two verdicts there is one claim, that an instance should be accepted: completeness is of y = 1, soundness of
+    y = 0, and each is a share of right verdicts. With more verdicts there is a claim for each verdict v, which counts
+    in the episodes in which some prover wants v (in all, where no prover wants any): ``completeness/v``, of the
     instances of this class, of right verdicts; ``soundness/v``, of the others, of verdicts that are not v. Over all
-    claims: of right verdicts, ``completeness`` where some prover is after the right one, ``soundness`` where some
-    prover is after a wrong one. Undecided counts as wrong in all of them. seed_B: episode seeds (None: whatever provers
-    are after, and then without what is over all claims, which would be the accuracy).
+    claims: of right verdicts, ``completeness`` where some prover wants the right one, ``soundness`` where some prover
+    wants a wrong one. Undecided counts as wrong in all of them. seed_B: episode seeds (None: count all episodes, and
+    leave out the shares over all claims, which would equal the accuracy).
     """
     right_B, all_B, decided_B = verdict_B == y_B, np.ones(len(y_B), dtype=bool), verdict_B != protocol.undecided
     if protocol.two_verdicts:
@@ -98,11 +95,10 @@ def shares(
 
 
 def score_difference(return_BA: Array, side_BA: Whole, item_B: npt.ArrayLike | None = None) -> Mean:
-    """The mean return where `side_BA` is 1 less that where it is -1, with its 95 % interval; `n` counts instances with
-    either.
+    """The mean return at `side_BA` 1 less that at -1, with its 95 % interval; `n` counts instances with either.
 
-    item_B: (B,) which instance each episode is about (None: each about another). The estimate is None without both; the
-    interval with fewer than two instances, or where none departs from the means.
+    item_B: (B,) the instance of each episode (None: all different). The estimate is None without both; the interval
+    with fewer than two instances, or where none departs from the means.
     """
     item_B = np.arange(len(return_BA)) if item_B is None else np.asarray(item_B)
     parts = []

@@ -1,13 +1,12 @@
-"""Ratings of those who met each other in a table of games: rows against columns, as verifiers against provers.
+"""Ratings from a table of games of rows against columns, such as verifiers against provers.
 
 Bradley-Terry: row r is expected to score 1 / (1 + 10^((column rating - row rating) / 400)). The ratings are of maximum
 likelihood (Bradley and Terry, "Rank analysis of incomplete block designs", Biometrika 39, 1952) with one drawn game
-added to each pair, without which one that won or lost everything would have no rating; their mean over rows and columns
-is 0. All pairs play the same games, so intervals are over games: Student's, of the sum over pairs of what each game
-moves a rating by (the sandwich estimate of White, "Maximum likelihood estimation of misspecified models", Econometrica
-50, 1982; it holds too where strength is not transitive, for the rating that endlessly many such games would give).
-Whose games all came out alike has no such spread: there it is what the likelihood's curvature says of independent
-games.
+added to each pair, so that players who won or lost everything have a rating too; their mean over rows and columns is 0.
+All pairs play the same games, so intervals are over games: Student's, of the sum over pairs of each game's effect on a
+rating (the sandwich estimate of White, "Maximum likelihood estimation of misspecified models", Econometrica 50, 1982;
+also valid where strength is not transitive, for the rating in the limit of many such games). Where all games of a
+player ended alike, the interval is from the curvature of the likelihood of independent games.
 """
 
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ from nip_ray.evaluation.intervals import Mean
 
 Array = npt.NDArray[np.float64]
 
-_POINTS = 400 / np.log(10)  # a rating's points for one unit of log odds
+_POINTS = 400 / np.log(10)  # rating points per unit of log odds
 _STEPS = 50
 _SMALL = 1e-10
 
 
 def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
-    """The ratings of rows and of columns, with 95 % intervals. score_RCN: what the row scored in each game, 1 for a
-    win, 1/2 for a draw."""
+    """The ratings of rows and of columns, with 95 % intervals. score_RCN: the row's score in each game: 1 for a win,
+    1/2 for a draw."""
     from scipy.special import stdtrit
 
     score = np.asarray(score_RCN, dtype=np.float64)
@@ -49,14 +48,13 @@ def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
 
 
 def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
-    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: what each row scored in `games` against each
-    column."""
+    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: of a row in `games` against a column."""
     return _POINTS * _fit(score_RC, games)[0]
 
 
 def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
-    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones added to
-    each."""
+    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones
+    added."""
     total = np.asarray(score_RC, dtype=np.float64) + 0.5
     rows, columns = total.shape
     count = games + 1
@@ -79,5 +77,5 @@ def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
 
 
 def records(names: Sequence[str], found: Sequence[Mean]) -> list[dict[str, object]]:
-    """Each name with its rating, as JSON takes it."""
+    """Each name with its rating, for JSON."""
     return [{"name": name, **one.record()} for name, one in zip(names, found, strict=True)]

@@ -1,10 +1,10 @@
-"""Exact figures of games whose situations are all played: nothing was sampled, so there is nothing to be unsure of.
+"""Exact metrics of games whose situations are all played: nothing is sampled, so there is no uncertainty.
 
 Decisions that matter here:
-- a scenario says which of its instances are one situation (`Scenario.situation_I`); greedy play treats copies alike, so
-  the number of trials is the number of situations, and where all of them were played the figure is the true one;
-- such a record has both ends at its estimate, and `exact`; readers that compare intervals need no case of their own;
-- sampled play stays as it is: every episode draws its own actions.
+- a scenario defines which of its instances are one situation (`Scenario.situation_I`). Greedy play treats copies alike,
+  so the number of trials is the number of situations, and metrics over all situations are exact;
+- such a record has both ends at its estimate, and `exact`, so code that compares intervals needs no special case;
+- sampled play is unchanged: every episode draws its own actions.
 """
 
 from typing import Any
@@ -25,8 +25,7 @@ def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
 
 
 def as_exact(tree: Any, part: float | None) -> Any:
-    """`tree` with every record {"estimate", "lower", "upper", "n"} in it made exact. part: of `distinct_part`; None
-    changes nothing."""
+    """`tree` with each {"estimate", "lower", "upper", "n"} made exact. part: of `distinct_part` (None: unchanged)."""
     if part is None or not isinstance(tree, dict | list):
         return tree
     if isinstance(tree, list):

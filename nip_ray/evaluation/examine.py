@@ -1,5 +1,4 @@
-"""Examining a run's agents on the instances of a split: every instance once, with the most likely actions or with
-sampled ones."""
+"""Play a run's agents on every instance of a split once, greedily or with sampled actions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +32,7 @@ _NO_REGRESSION = MessageRegressionSettings()
 
 
 def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits
-    values."""
+    """Agent -> its player: its network, or the best move by its values under deep Q-learning."""
     if not isinstance(config.algorithm, DQNSettings):
         return dict(networks)
     learned = value_learners(config, tuple(networks))
@@ -42,9 +40,9 @@ def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict
 
 
 class Examination:
-    """The instances that are asked, in a fixed order, and how they are played.
+    """The examined instances, in a fixed order, and how they are played.
 
-    alone: (pairs judged rightly, pairs) by a verifier that was trained alone, where that was measured on this split.
+    alone: (pairs judged rightly, pairs) by a verifier trained alone, if that was measured on this split.
     """
 
     alone: tuple[int, int] | None = None
@@ -57,8 +55,8 @@ class Examination:
         split: str = "test",
         search: tuple[SearchSettings, tuple[str, ...]] | None = None,
     ) -> None:
-        """max_instances: a seeded sample of the split instead of all of it. search: how provers search, and which do;
-        None where none does."""
+        """max_instances: a seeded sample of the split instead of all of it. search: how provers search, and which
+        (None: no search)."""
         self.scenario, self.seed, self.split, self.search = scenario, seed, split, search
         count = len(scenario.ids(split))
         if max_instances is not None and max_instances < count:
@@ -71,8 +69,8 @@ class Examination:
     def rollout(
         self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0, searched: bool = False
     ) -> Rollout:
-        """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds. searched:
-        provers search."""
+        """Play every instance once. `repeat` picks other random numbers for sampled actions and episode seeds.
+        searched: provers search."""
         mode = {agent: network.training for agent, network in networks.items()}
         for network in networks.values():
             network.eval()
@@ -90,7 +88,7 @@ class Examination:
         return concatenate(parts)
 
     def metrics(self, rollout: Rollout, prefix: str) -> dict[str, float]:
-        """Flat figures of a rollout under ``prefix/``, with what can be done without a prover, where that is known."""
+        """Flat metrics of a rollout under ``prefix/``, with the accuracy without a prover where it is known."""
         found = rollout_metrics(self.scenario.protocol, rollout, self.scenario.group_I())
         figures = {f"{prefix}/{name}": value for name, value in found.items()}
         said = symbol_distance(self.scenario, rollout)
@@ -104,16 +102,14 @@ class Examination:
         return figures
 
     def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
-        """((instances judged rightly, instances) without a prover, by whom): by the better of the scenario's and
-        `alone`."""
+        """((judged rightly, instances) without a prover, source): the better of the scenario's and `alone`."""
         fitted = self.scenario.solo_baseline(self.ids)
         if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
             return self.alone, "verifier trained alone"
         return fitted, None if fitted is None else FITTED
 
     def trained_with(self) -> torch.Tensor | None:
-        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are
-        by the task."""
+        """(B,) bool: which instances are also training instances; None if this is unknown, or all are by the task."""
         found_I = self.scenario.occurring() if self.split == "test" and self.scenario.held_out else None
         if found_I is None:
             return None
@@ -121,33 +117,32 @@ class Examination:
         return found_I[[place_I[int(id)] for id in self.ids.tolist()]].cpu()
 
     def unseen_ids(self) -> torch.Tensor:
-        """The instances that are no training instances, where some are and some are not; else all."""
+        """The instances that are not training instances, if only some are; else all."""
         return self.ids if (kept_K := _apart(self.trained_with())) is None else self.ids[kept_K]
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see
-        `Scenario.exact_figures`, `figures`."""
+        """``eval/<name>`` of the scenario's exact metrics and own games; see `Scenario.exact_figures`, `figures`."""
         found = {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
         played = ((f"eval/{name}", record["estimate"]) for name, record in self.played(networks).items())
         return {**found, **{key: value for key, value in played if value is not None}}
 
     def played(self, networks: Mapping[str, nn.Module]) -> dict[str, dict[str, float | int | None]]:
-        """What the scenario finds in games of its own, with intervals; see `Scenario.figures`."""
+        """Metrics of the scenario's own games, with intervals; see `Scenario.figures`."""
         return {name: ratio(*sample).record() for name, sample in self.scenario.figures(networks).items()}
 
     def record(self, rollout: Rollout) -> dict[str, dict[str, float | int | None]]:
-        """The figures of a rollout with intervals."""
+        """The metrics of a rollout with intervals."""
         found = evaluation_record(self.scenario.protocol, rollout, self.scenario.group_I())
         said = symbol_distance(self.scenario, rollout)
-        if said is not None:  # of all episodes together, so that there is no spread to make an interval of
+        if said is not None:  # of all episodes together, so there is no spread to make an interval of
             found["simulator/symbol_distance"] = {"estimate": said[0], "lower": None, "upper": None, "n": said[1]}
         return found
 
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
     ) -> dict[str, Mean]:
-        """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled
-        (none: play one)."""
+        """Agent -> prediction of the label by its first message; empty unless requested. rollout: sampled (None:
+        play)."""
         if not settings.enabled:
             return {}
         return message_regression(
@@ -157,11 +152,10 @@ class Examination:
     def depth(
         self, networks: Mapping[str, nn.Module], episodes: int, parts: Sequence[torch.Tensor]
     ) -> list[dict[str, Any]]:
-        """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`,
-        `message_value`.
+        """Further metrics of a verifier: `worst_case` of `episodes` sampled episodes, `calibration`, `message_value`.
 
-        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a
-        verifier. Where a panel decides, of its verdict, and under "deciders" of each member.
+        docs/evaluation.md has their layout. For each of `parts` (places among the instances); {} in a game without a
+        verifier. For a panel: of its verdict, and under "deciders" of each member.
         """
         protocol = self.scenario.protocol
         if protocol.verifier is None:
@@ -201,10 +195,10 @@ class Examination:
         regression: MessageRegressionSettings = _NO_REGRESSION,
         episodes: int | None = None,
     ) -> dict[str, Any]:
-        """What `evaluation.json` holds: figures with intervals for greedy and sampled play and against provers that
-        search, exact ones in a game that has such.
+        """The content of `evaluation.json`: metrics with intervals for greedy and sampled play and against searching
+        provers, and exact ones in a game that has them.
 
-        episodes: with what `depth` finds, of so many episodes (None: without).
+        episodes: add the metrics of `depth` over so many episodes (None: leave them out).
         """
         baseline, by = self.baseline()
         trained_B = self.trained_with()
@@ -253,7 +247,7 @@ class Examination:
 
 
 def _apart(trained_B: torch.Tensor | None) -> torch.Tensor | None:
-    """The places of the instances that are no training instances; None where all are, none is, or nobody knows."""
+    """The places of the instances that are not training instances; None where all are, none is, or it is unknown."""
     return (
         None
         if trained_B is None or bool(trained_B.all()) or not bool(trained_B.any())

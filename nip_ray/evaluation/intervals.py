@@ -1,17 +1,15 @@
-"""95 % intervals: exact ones for shares, Student's for means, and for shares of dependent trials something of both.
+"""95 % intervals: exact for shares, Student's for means, and a combination for shares of dependent trials.
 
 Decisions that matter here:
-- the binomial interval of Clopper and Pearson (1934) covers the true share in at least 95 % of all experiments,
-  whatever the share and n are; it is never too narrow. The interval of a mean (Student, 1908) is an approximation for
-  what is not normally distributed;
-- where a data point is tried several times (`clustered_mean`), the figure is pooled: the sum over data points of x_I
+- the binomial interval of Clopper and Pearson (1934) covers the true share in at least 95 % of all experiments, for
+  every share and n. The interval of a mean (Student, 1908) is approximate for values that are not normally distributed;
+- where a data point is tried several times (`clustered_mean`), the estimate is pooled: the sum over data points of x_I
   divided by that of n_I (I data points, n_I trials in each). Its interval is over data points, by the linearised
-  variance of a ratio: with residuals d_I = x_I - figure * n_I, var = I / (I - 1) * sum(d_I ** 2) / sum(n_I) ** 2
+  variance of a ratio: with residuals d_I = x_I - estimate * n_I, var = I / (I - 1) * sum(d_I ** 2) / sum(n_I) ** 2
   (Cochran, "Sampling Techniques", 1977, sections 2.11 and 3.12), and Student's quantile. With equally many trials in
   each this is Student's interval of the data points' own means;
-- a share so pooled has the exact interval, over data points, where every data point speaks with one voice: always where
-  each was tried once, and where all trials of all data points came out alike. Else it has the exact one of as many
-  independent trials as vary as much (`share_ends`).
+- a share so pooled has the exact interval, over data points, where all trials of each data point agree (always so with
+  one trial each). Else it has the exact one of the number of independent trials with the same variance (`share_ends`).
 """
 
 import math
@@ -27,9 +25,8 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean or a share of n trials with its interval. That of a mean is None where the values say nothing of their
-    spread: fewer than two, or all equal. Of a share without trials `estimate` is None and the interval is [0, 1].
-    """
+    """A mean or a share of n trials with its interval. The interval of a mean is None where the spread is unknown:
+    fewer than two values, or all equal. Of a share without trials `estimate` is None and the interval is [0, 1]."""
 
     estimate: float | None
     lower: float | None
@@ -37,13 +34,12 @@ class Mean:
     n: int
 
     def record(self) -> dict[str, float | int | None]:
-        """The same as JSON takes it."""
+        """The values as a JSON record."""
         return asdict(self)
 
 
 def proportion(successes: int, n: int) -> Mean:
-    """The exact two-sided interval (Clopper-Pearson) of a share of which `successes` in `n` independent trials were
-    seen.
+    """The exact two-sided interval (Clopper-Pearson) of the share `successes` / `n` of independent trials.
 
     Each side errs with probability at most 2.5 %. Raises ValueError for impossible counts.
     """
@@ -78,9 +74,9 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike) -> Mean:
     """The ratio of two sums over G independent draws: games per round, a share of all moves.
 
     Its interval is that of the linearised ratio (the delta method; Cochran, "Sampling Techniques", 1977, equation 2.39)
-    with Student's quantile, cut off at 0 where no numerator is negative. Where none is above its denominator either the
-    ratio is a share, and has that of `share_ends`. A share of draws (each denominator 1, each numerator 0 or 1) has the
-    exact one of `proportion`.
+    with Student's quantile, cut off at 0 where no numerator is negative. Where no numerator is above its denominator
+    either, the ratio is a share and has the interval of `share_ends`. A share of draws (each denominator 1, each
+    numerator 0 or 1) has the exact one of `proportion`.
     """
     top_G, bottom_G = np.asarray(numerator_G, dtype=np.float64), np.asarray(denominator_G, dtype=np.float64)
     if bool((bottom_G == 1).all()) and bool(np.isin(top_G, (0, 1)).all()):
@@ -102,10 +98,10 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike) -> Mean:
 def share_ends(estimate: float, half: float) -> tuple[float, float]:
     """The interval of a share, strictly between 0 and 1, whose symmetric interval would reach `half` to either side.
 
-    It is the exact one of as many independent trials as would vary as much: Korn and Graubard, "Confidence intervals
-    for proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24,
-    1998. The symmetric one is far too close where a share is near 0 or 1: the few that differ also say how much they
-    vary.
+    This is the exact interval of the number of independent trials with the same variance: Korn and Graubard,
+    "Confidence intervals for proportions with small expected number of positive counts estimated from survey data",
+    Survey Methodology 24, 1998. The symmetric one is far too narrow where a share is near 0 or 1, since the few that
+    differ also determine the variance.
     """
     from scipy.special import betaincinv, ndtri
 
@@ -117,8 +113,7 @@ def share_ends(estimate: float, half: float) -> tuple[float, float]:
 def clustered_mean(x_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean:
     """sum(x_I) / sum(n_I) with its interval; data points with n_I = 0 are left out, and `n` counts the others.
 
-    The interval is None with fewer than two data points, or where all have the same mean: they say nothing of their
-    spread.
+    The interval is None with fewer than two data points, or where all have the same mean.
     """
     x_I, n_I = _tried(x_I, n_I)
     count = len(n_I)
@@ -136,7 +131,7 @@ def clustered_mean(x_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean:
 
 
 def clustered_share(successes_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean:
-    """The same for successes in n_I trials, with the interval of a share (see above).
+    """The same for successes in n_I trials, with the interval of a share.
 
     Without trials `estimate` is None and the interval is [0, 1]. Raises ValueError for impossible counts.
     """

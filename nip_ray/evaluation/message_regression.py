@@ -1,13 +1,11 @@
-"""How much an agent's first message says of the label: a perceptron reads the label off it and is examined on messages
-kept back.
+"""Message regression: perceptrons predict the label from an agent's first message, tested on messages kept back.
 
 Decisions that matter here:
 - the message is the one that the agent *sent*, in the first round in which it can have a turn, with sampled actions;
-- the perceptron sees symbols one-hot, by channel and position, and nothing else: neither the instance nor what was said
-  before. A symbol that means something only beside its instance (a node of a graph, by its number) tells it nothing. A
-  score near the share of the larger class says that there is no code, not that the message is of no use.
-Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received. Sizes
-are theirs.
+- the perceptron sees only symbols, one-hot, by channel and position: neither the instance nor earlier messages. A
+  symbol that has meaning only with its instance (the number of a node of a graph) gives it no information. A score near
+  the share of the larger class means that there is no code, not that the message is useless.
+Source: the message regression of Hammond and Adam-Day's library, which uses the received message. Sizes are theirs.
 """
 
 import math
@@ -24,7 +22,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, seeded, stable_seed
 from nip_ray.settings.experiment import MessageRegressionSettings
 
-_KEPT_BACK = 0.2  # share of the messages that the perceptron is examined on
+_KEPT_BACK = 0.2  # share of the messages that the perceptron is tested on
 _HIDDEN, _MINIBATCH, _LR = 64, 512, 0.001
 
 
@@ -33,8 +31,8 @@ def message_regression(
 ) -> dict[str, Mean]:
     """Agent -> accuracy on the messages kept back, with its interval.
 
-    rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends
-    nothing, and one with too few messages to learn from some and keep some back.
+    rollout: each instance once, so that what is kept back is new, with sampled actions. Agents that send nothing, or
+    too few messages to split, are left out.
     """
     agents = scenario.protocol.agents if settings.agents is None else settings.agents
     found = {}
@@ -53,11 +51,10 @@ def message_regression(
 
 
 def first_messages(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor, Tensor]:
-    """What `agent` sent in the first round in which it can have a turn, and the labels, in the copies in which it had
-    that turn.
+    """The messages of `agent` in its first possible round, and the labels, of the copies in which it had that turn.
 
-    (N, X) float: one-hot symbols of each channel that it writes to and each position, then linear ones likewise; a
-    channel in which it was silent has zeros. (N,) int64 labels. Both on the CPU.
+    (N, X) float: one-hot symbols of each channel that it writes to and each position, then the same for linear ones,
+    zeros where it was silent. (N,) int64 labels. Both on the CPU.
     """
     protocol = scenario.protocol
     index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
@@ -72,12 +69,12 @@ def first_messages(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Te
 
 
 def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
-    """(N, C * M * symbols) float on the CPU; -1, nothing said, is all zeros."""
+    """(N, C * M * symbols) float on the CPU; -1 (no symbol) is all zeros."""
     return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
 
 
 def _score(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> Mean | None:
-    """The share of the messages kept back whose label is read right; None where either part would be empty."""
+    """The share of kept back messages whose label is predicted; None where either part would be empty."""
     count = math.ceil(len(y_N) * _KEPT_BACK)
     if count == 0 or count == len(y_N):
         return None
@@ -91,7 +88,7 @@ def _score(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int
 
 @torch.enable_grad()
 def _fitted(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> nn.Module:
-    """A perceptron trained by cross-entropy and Adam to read labels off messages."""
+    """A perceptron trained by cross-entropy and Adam to predict labels from messages."""
     with seeded(stable_seed(seed, "reader")):
         reader = mlp(said_NX.shape[1], _HIDDEN, labels, "relu")
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], _LR)

@@ -1,15 +1,15 @@
-"""The worst that provers can do, computed over the tree of dialogues instead of sought by training.
+"""The exact worst case over provers, computed over the tree of dialogues instead of approximated by training.
 
 Decisions that matter here:
-- in every round the attacking provers choose together and know all that was said before, also in channels that they do
-  not read. So no provers do better, and where there is one, who sees everything, some do as well. They maximise, the
-  verifier does as it was trained;
-- a node is a dialogue so far in which nobody has decided. Only what can be said is tried (or nothing), and a node is
-  evaluated once, for all four ways in which the verifier may play (`WAYS`). Its own likeliest words are fixed by what
-  was said before, so where these alone are asked for (``ways=("greedy",)``) only provers branch;
-- an attacker who chooses its side (`Protocol.chooser`) takes the better one: there is a tree for each;
-- two things are maximised on their own: that the wanted verdict is given, and that the right one is not (nobody may
-  decide at all).
+- in every round the attacking provers choose together and know all earlier messages, also in channels that they do not
+  read. So this is an upper bound, and it is tight for a single prover that sees everything. They maximise; the verifier
+  plays as trained;
+- a node is an undecided dialogue so far. Only legal messages (or silence) are tried, and a node is evaluated once, for
+  all four ways in which the verifier may play (`WAYS`). Its most likely message is a function of the dialogue, so with
+  greedy play alone (``ways=("greedy",)``) only provers branch;
+- an attacker who chooses its side (`Protocol.chooser`) takes the better one; there is a tree for each;
+- two probabilities are maximised separately: of the wanted verdict, and of any outcome but the right one (including
+  none).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,18 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
 WAYS = ("greedy", "sampled", "random questions", "best questions")
-"""Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best
-questions there are."""
+"""Most likely messages and verdicts; sampled ones; likeliest verdict after random questions; after the best."""
 
 _BATCH = 2048  # nodes at once
 
 
 class TooManyNodes(Exception):
-    """The tree has more nodes than it may have."""
+    """The tree exceeds its maximum number of nodes."""
 
 
 def exact_for(protocol: Protocol) -> bool:
-    """True if a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast
-    before, and an attacker who chooses its side must do so in the first round, with nobody beside it.
-    """
+    """True if the tree is exact: a panel must vote in the last round alone, since nodes do not record earlier votes,
+    and an attacker that chooses its side must do so in the first round, and be the only attacker."""
     if protocol.chooser is not None and {agent for agent, _ in protocol.turns[0][0]} != {protocol.chooser}:
         return False
     if protocol.panel is None:
@@ -48,10 +46,10 @@ def exact_for(protocol: Protocol) -> bool:
 
 @dataclass
 class MessageTree:
-    """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` say what they want.
+    """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` choose their messages.
 
     wanted: a verdict. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote
-    counts (none: the verdict counts).
+    counts ("": the verdict counts).
     """
 
     scenario: Scenario
@@ -66,9 +64,9 @@ class MessageTree:
     @torch.no_grad()
     def values(self, id_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B, W, 2) for each instance and way: the probability of the wanted verdict, and of any but the right one,
-        after the best answers.
+        under the best messages.
 
-        Raises TooManyNodes, as soon as it is plain that there would be.
+        Raises TooManyNodes as soon as the limit is certain to be exceeded.
         """
         found = []
         for first in range(0, len(id_B), 16):
@@ -88,7 +86,7 @@ class MessageTree:
         return torch.cat(found)
 
     def _values(self, id_N: Tensor, seed_N: Tensor, main_NRACM: Tensor, round_: int) -> Tensor:
-        """`values` of nodes at the beginning of a round."""
+        """`values` of nodes at the start of a round."""
         if len(id_N) > _BATCH:
             parts = [slice(first, first + _BATCH) for first in range(0, len(id_N), _BATCH)]
             return torch.cat([self._values(id_N[part], seed_N[part], main_NRACM[part], round_) for part in parts])
@@ -98,12 +96,12 @@ class MessageTree:
         play = BatchedPlay(self.scenario, str(main_NRACM.device))
         play.go_on(id_N, seed_N, main_NRACM, round_)
         decided_NW2, on_NW, asked = self._round(play)
-        if round_ + 1 == self.scenario.protocol.max_rounds:  # nobody hears what is said now
+        if round_ + 1 == self.scenario.protocol.max_rounds:  # these messages would not be read
             decided_NW2[:, :, 1] += on_NW
             return decided_NW2
-        # All that can be said in this round; raises TooManyNodes where that alone is too much to be held.
+        # All possible messages of this round; raises TooManyNodes where they alone exceed the limit.
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
-        # those who maximise first
+        # attackers first
         order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]
         for agent in order:
             if agent in asked:
@@ -118,8 +116,7 @@ class MessageTree:
         return decided_NW2 + on_NW[:, :, None] * children.joined(value_KW2, self.ways, len(id_N))
 
     def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Policy]]]:
-        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, who may say what in it:
-        see `policies`)."""
+        """((N, W, 2) chances that the round brings the two, (N, W) of no verdict, allowed messages: see `policies`)."""
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
@@ -143,8 +140,7 @@ class MessageTree:
         return decided_NW2, on_NW, asked
 
     def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
-        """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where
-        it has no turn."""
+        """(all copies, W, D) of a decider: its chances of each verdict and of continuing (1 where it has no turn)."""
         assert policy.decision is not None
         assert policy.may_decide is not None
         chance_ND = torch.softmax(policy.decision.double(), -1).float()
@@ -156,7 +152,7 @@ class MessageTree:
         return found_NWD
 
     def _say(self, children: "_Children", play: BatchedPlay, agent: str, copy_N: Tensor, policy: Policy) -> None:
-        """Add one agent's words, symbol by symbol."""
+        """Add one agent's message, symbol by symbol."""
         protocol, size = play.protocol, self.scenario.message_size
         index = protocol.agents.index(agent)
         row_N = torch.full((len(play.id_B),), -1, device=play.device)
@@ -182,7 +178,7 @@ class MessageTree:
                 }
                 weight_NWS = torch.stack([torch.cat([by_way[way], silent_N1.float()], 1) for way in self.ways], 1)
                 option_NS = (weight_NWS > 0).any(1)
-            # out of play: one option, silence
+            # only silence
             option_NS = torch.where(
                 speaks_N[:, None], option_NS, torch.eye(option_NS.shape[1], device=play.device)[-1].bool()
             )
@@ -190,15 +186,15 @@ class MessageTree:
                 speaks_N[:, None, None], weight_NWS, torch.eye(option_NS.shape[1], device=play.device)[-1]
             )
             children.add(row_N, option_NS, weight_NWS, (index, channel, factor % size), attacks)
-            # not all need be nodes: a verdict may have come before
+            # not all become nodes: a verdict may have come before
             if len(children.parent_K) > max(4 * self.max_nodes, _BATCH):
                 raise TooManyNodes(self.nodes + len(children.parent_K))
 
 
 class _Children:
-    """What can be said in a round. parent_K: whose child. said_KACM: the round's messages. group_K: children of one
-    choice of the attackers share a number. weight_KW: in each way, how likely the others say this (for the best
-    questions: whether they can)."""
+    """The messages of a round. parent_K: parent of each child. said_KACM: the round's messages. group_K: children of
+    one choice of the attackers share a number. weight_KW: in each way, the probability of the others' messages (for the
+    best questions: whether they are possible)."""
 
     def __init__(self, said_NACM: Tensor, ways: int) -> None:
         self.said_KACM = torch.full_like(said_NACM, -1)
@@ -209,8 +205,8 @@ class _Children:
     def add(
         self, row_N: Tensor, option_RS: Tensor, weight_RWS: Tensor, place: tuple[int, int, int], attacks: bool
     ) -> None:
-        """Every child says each of its parent's options at `place` (agent, channel, position). row_N: row of a parent,
-        -1 for none."""
+        """Extend every child by each of its parent's options at `place` (agent, channel, position). row_N: row of a
+        parent, -1 for none."""
         row_K = row_N[self.parent_K]
         option_KS = option_RS[row_K.clamp_min(0)]
         option_KS[row_K < 0] = torch.eye(option_KS.shape[1], device=row_K.device)[-1].bool()
@@ -231,8 +227,8 @@ class _Children:
             self.group_K = self.group_K[child_J]
 
     def joined(self, value_KW2: Tensor, ways: Sequence[str], count: int) -> Tensor:
-        """(count, W, 2) of the parents: the mean over the others' words (for the best questions the least), then the
-        attackers' best."""
+        """(count, W, 2) of the parents: the mean over the others' messages (for the best questions the minimum), then
+        the attackers' maximum."""
         groups, parts = len(self.owner_G), []
         group_K2 = self.group_K[:, None].expand(-1, 2)
         for number, way in enumerate(ways):

@@ -1,19 +1,16 @@
-"""What the provers' messages are worth: the accuracy that is lost when the verifier hears something else.
+"""The value of the provers' messages: the accuracy lost when the verifier reads others.
 
 Decisions that matter here:
-- everybody does the likeliest, on the same instances and under the same episode seeds: the losses are paired, instance
-  by instance;
-- instances are put into a random order first: a split may be sorted by its labels, and what a neighbour says would then
-  be right;
-- `silenced`: the verifier hears nothing. `shuffled`: in each round it hears what the provers said in the same round
-  about another instance, drawn at random among those of the batch, so that symbols are as frequent as ever and mean
-  nothing; where nobody else has the turn it hears nothing. `other_instance`: the provers are shown another instance
-  (each the next one of a random cycle through all of them) all the time, and answer the verifier's questions about that
-  one. With one instance there is no other, and neither of the two;
-- `without`: one of several provers is silenced and the others are heard, which is what a judge profits from a critic,
-  say;
-- a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it
-  hears what it never heard in training loses by `silenced` and not by the others.
+- all play is greedy, on the same instances and episode seeds: losses are paired by instance;
+- instances are shuffled first, since a split may be sorted by label, and a neighbour's messages would then be right;
+- `silenced`: the verifier reads no messages. `shuffled`: in each round it reads the provers' messages of the same round
+  about another instance, drawn at random from the batch, so that symbols keep their frequency and lose their meaning;
+  without another instance with the turn, it reads none. `other_instance`: the provers observe another instance (each
+  the next of a random cycle through all) throughout, and answer the verifier's questions about that one. With one
+  instance neither exists;
+- `without`: one of several provers is silenced, e.g. to measure what a judge gains from a critic;
+- a verifier with worthless messages loses nothing by any of them; one that merely meets unfamiliar input loses by
+  `silenced` and not by the others.
 """
 
 import math
@@ -45,10 +42,10 @@ def message_value(
     who: str = VERDICT,
 ) -> dict[str, Any]:
     """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`, and {"without": {prover: the
-    same}} of several provers; {} where there is no verifier, or no prover.
+    same}} of several provers; {} without a verifier or a prover.
 
-    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode
-    seeds). who: the verdict, or a member of a panel.
+    right_B: (B,) bool, where the verifier is right with the messages (greedy play, same ids and episode seeds). who:
+    the verdict, or a member of a panel.
     """
     protocol, count = play.protocol, len(id_B)
     if protocol.verifier is None or not protocol.provers:
@@ -56,7 +53,7 @@ def message_value(
     order_B = torch.randperm(count, generator=generator(seed, "message value"))
     id_B, seed_B, right_B = (x_B[order_B.to(x_B.device)] for x_B in (id_B, seed_B, right_B))
     heard_B = right_B.cpu().numpy()
-    batch = math.ceil(count / math.ceil(count / BATCH))  # of about one size: in the last one there are others too
+    batch = math.ceil(count / math.ceil(count / BATCH))  # of similar size, so that the last has other instances
     found: dict[str, Any] = {"heard": proportion(int(heard_B.sum()), count).record()}
 
     def changed(way: str, provers: Sequence[str]) -> dict[str, Any]:
@@ -80,14 +77,13 @@ def message_value(
 
 
 def _shuffling(order: torch.Generator) -> Edit:
-    """Whoever speaks in a round hears himself quoted on another instance: a permutation of the copies in which he has
-    the turn."""
+    """Replace an agent's message by its own on another instance: a permutation of the copies where it has a turn."""
 
     def shuffled(turn: Turn) -> Action:
         count = len(turn.copy_N)
         if count == 1:
             return silence(turn)
-        # a random cycle: nobody keeps his own
+        # a random cycle: no copy keeps its own
         round_trip_N = torch.randperm(count, generator=order)
         source_N = torch.empty_like(round_trip_N)
         source_N[round_trip_N] = round_trip_N.roll(1)

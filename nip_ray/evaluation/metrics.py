@@ -1,11 +1,10 @@
-"""What a rollout says of the verifier, of everyone's pay and of zero knowledge, as flat metrics; and the worst of
-several rollouts.
+"""Flat metrics of a rollout (verifier, rewards, zero knowledge), and the worst of several rollouts.
 
 Decisions that matter here:
-- keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` before them. docs/metrics.md defines each;
+- keys are relative: a caller prefixes ``train/``, ``eval/`` or ``eval_sampled/``. docs/metrics.md defines each;
 - a share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all;
-- ``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's
-  verdict, and every member has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
+- ``verifier`` is the role, whatever the agent's name. For a panel it is the panel's verdict, and every member has the
+  same shares of its own vote under its name: ``judge0/accuracy`` and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ Array = npt.NDArray[np.generic]
 
 
 def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, float]:
-    """The figures of a rollout of B complete episodes.
+    """The metrics of a rollout of B complete episodes.
 
     groups: name -> (I,) integer labels by instance id, as `Scenario.group_I` gives them; {} for none.
     """
@@ -43,14 +42,14 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
 def evaluation_record(
     protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]
 ) -> dict[str, dict[str, float | int | None]]:
-    """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
+    """The same metrics with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
 
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play
     each instance once, because repeated plays of one instance are not independent trials.
     """
     found = {name: proportion(*count).record() for name, count in _counts(protocol, rollout, groups).items()}
     if not protocol.two_verdicts:
-        # Of the instances of each label, how many got each verdict.
+        # Among the instances of each label, the count of each verdict.
         verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
         counts = {}
         for label, name in enumerate(protocol.verdicts):
@@ -65,7 +64,7 @@ def evaluation_record(
 
 
 def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """`verdict_counts`, where there is somebody to give a verdict, also by role where roles are drawn."""
+    """`verdict_counts`, if there is a decider; also by role where roles are drawn."""
     if protocol.verifier is None:
         return {}
     counts = {}
@@ -78,7 +77,7 @@ def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) 
 
 
 def _score_difference(protocol: Protocol, rollout: Rollout) -> Mean:
-    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.claims`."""
+    """The mean return of honest provers less that of lying ones; see `nip_ray.evaluation.claims`."""
     side_BA = sides(protocol, rollout.seed_B.cpu().numpy(), rollout.y_B.cpu().numpy())
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
     return score_difference(return_BA, side_BA * rollout.turn_BRA.any(1).cpu().numpy())
@@ -93,8 +92,7 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
 def verdict_counts(
     protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT
 ) -> dict[str, tuple[int, int]]:
-    """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of
-    every key."""
+    """Key -> (successes, trials) of each share; group values that do not occur have no key. who: first part of keys."""
     verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
     correct_B = verdict_B == y_B
     counts = {
@@ -111,7 +109,7 @@ def verdict_counts(
 
 
 def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
-    """Key -> (B,) of everything that is averaged over episodes."""
+    """Key -> (B,) of all values averaged over episodes."""
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
     values: dict[str, Array] = {"episode_length": rollout.length_B.cpu().numpy(), **simulation_values(rollout)}
     values |= {f"{agent}/return": return_BA[:, a] for a, agent in enumerate(protocol.agents)}
@@ -122,8 +120,8 @@ def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
 
 
 def simulation_values(rollout: Rollout) -> dict[str, Array]:
-    """Key -> (B',) mean distance of each episode that has any; {} without zero knowledge, no key where nothing could be
-    compared."""
+    """Key -> (B',) mean distance of episodes that have any; {} without zero knowledge, no key where nothing is
+    comparable."""
     if rollout.simulation_BR2 is None:
         return {}
     found = {}
@@ -138,13 +136,11 @@ def simulation_values(rollout: Rollout) -> dict[str, Array]:
 
 
 def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] | None:
-    """(distance, episodes): total variation between the kinds of symbols that the adversarial verifier and the
-    simulator sent.
+    """(distance, episodes): total variation between the kinds of symbols of the adversarial verifier and the simulator.
 
-    In every round, channel and position apart, over the copies in which both spoke; their mean weighted by the number
-    of these copies. Kinds: `Scenario.symbol_kinds`. Two samples of the very same distribution are not at 0: with n
-    episodes and k equally likely kinds at about sqrt(k / (pi n)). None without zero knowledge, or where the two never
-    spoke.
+    Per round, channel and position, over the copies in which both sent a message; their mean weighted by the number of
+    these copies. Kinds: `Scenario.symbol_kinds`. Two samples of one distribution are not at 0: with n episodes and k
+    equally likely kinds at about sqrt(k / (pi n)). None without zero knowledge, or where the two never coincide.
     """
     protocol = scenario.protocol
     if protocol.zero_knowledge is None:
@@ -174,9 +170,8 @@ def worst_case(
     """{"episodes": E, name: record} with the names of `verdict_counts`.
 
     An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode
-    seeds in each (what a prover who may try again comes to); as undecided if any was. So each instance is one trial,
-    and the exact interval of a share holds. The more episodes, the lower the metric: ones of different numbers of
-    episodes are not to be compared.
+    seeds in each (a prover that may try again); as undecided if any was. So each instance is one trial with the exact
+    interval of a share. More episodes lower the metric: do not compare different numbers of episodes.
 
     rollouts: E sampled ones of the same instances, in the same order. groups: as of `Scenario.group_I`. who: as of
     `verdict_counts`.
@@ -184,10 +179,10 @@ def worst_case(
     first = rollouts[0]
     verdict_EB = torch.stack([rollout.verdict_B for rollout in rollouts])
     wrong_EB = verdict_EB != first.y_B
-    # of an instance's episodes the first that went wrong; undecided ones are wrong, so they are found
+    # of an instance's episodes the first wrong one (undecided is wrong)
     worst_B = verdict_EB.gather(0, wrong_EB.long().argmax(0)[None])[0]
     counts = verdict_counts(protocol, replace(first, verdict_B=worst_B), groups, who)
-    # whose claims are made differs by episode: of all of them, a verdict that was ever given counts
+    # claims may differ by episode: any verdict that was given counts
     if not protocol.two_verdicts:
         counts = {name: count for name, count in counts.items() if name.startswith(f"{who}/accuracy")}
         for code, name in enumerate(protocol.verdicts):

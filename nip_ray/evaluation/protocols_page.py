@@ -1,4 +1,4 @@
-"""`drawing` as it was imported in version 0.3; it is in `nip_ray.protocols.drawing` now."""
+"""`drawing` under its name of version 0.3; now in `nip_ray.protocols.drawing`."""
 
 import warnings
 

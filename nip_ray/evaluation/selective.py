@@ -1,19 +1,18 @@
-"""Risk against coverage: how often a verifier is wrong among the verdicts of which it is surest, where undecided counts
-as abstaining.
+"""Risk against coverage: a verifier's error rate among its most confident verdicts; undecided counts as abstaining.
 
 Decisions that matter here:
-- how sure a verdict is: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`, or of more than two verdicts p
-  itself. Verdicts are taken in by falling sureness; coverage is the share of all instances that are taken in, risk the
-  share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010). Verdicts that are equally sure are taken in
-  together: of each the mean of all is counted, as if ties were broken at random;
+- confidence of a verdict: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`, or of more than two verdicts p
+  itself. Verdicts are included by decreasing confidence; coverage is the included share of all instances, risk the
+  share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010). Ties are included together, each counting
+  with the mean of all, as if broken at random;
 - the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS
-  2017). A verifier that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
+  2017). An undecided verifier has fewer of them, so the area is reported with the coverage;
 - the area's interval is the exact one of a share with the same variance (`intervals.share_ends`). The variance is that
-  of its influence function: how much an instance moves the mean, by its own risk and by that of all that come after it.
-  An error among the surest moves it most and is the rarest, so its chance at each place is not read off that place but
-  is the share of errors near it, and never 0. Without any error there is no interval;
-- precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one,
-  given the threshold, as that of every risk on the curve is.
+  of its influence function: the effect of an instance on the mean, by its own risk and by that of all later ones. An
+  error among the most confident has the largest effect and is the rarest, so its chance at each place is the share of
+  errors near it, and never 0. Without any error there is no interval;
+- precision at a coverage c is the share of right verdicts among the ceil(c N) most confident; its interval is the exact
+  one, given the threshold, as that of every risk on the curve is.
 """
 
 import math
@@ -28,18 +27,18 @@ from nip_ray.evaluation.intervals import Mean, proportion, share_ends
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
-"""Of a curve that is kept, at most."""
+"""Maximum number of points of a stored curve."""
 
 Array = npt.NDArray[np.float64]
 
 
 def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False) -> dict[str, Any]:
-    """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk", "lower",
-    "upper"}]} of the verdicts.
+    """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk", "lower", "upper"}]} of
+    the verdicts.
 
     graded_N: (N,) probabilities of acceptance of the instances with a verdict, y_N: (N,) their labels. count: of all
     instances. A precision is None (of 0 instances) where fewer verdicts were given. of_verdict: `graded_N` is of the
-    verdicts that were given instead, and `y_N` is 1 where they are right.
+    given verdicts instead, and `y_N` is 1 where they are right.
     """
     sure_N = graded_N if of_verdict else np.maximum(graded_N, 1 - graded_N)
     order_N = np.argsort(-sure_N, kind="stable")
@@ -61,8 +60,8 @@ def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False)
 
 
 def area(risk_N: Array, wrong_N: Array) -> Mean:
-    """The mean of `risk_N`, the risks of the 1, 2, ..., N surest, with its interval. wrong_N: in the same order, 1 for
-    a wrong verdict."""
+    """The mean of `risk_N`, the risks of the 1, 2, ..., N most confident, with its interval. wrong_N: in the same
+    order, 1 for a wrong verdict."""
     n = len(risk_N)
     if n == 0:
         return Mean(None, None, None, 0)
@@ -79,8 +78,7 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
 
 
 def _chances(wrong_N: Array) -> Array:
-    """(N,) the share of errors among the fifth of all that are nearest in sureness, with half an error and half a right
-    one more."""
+    """(N,) share of errors among the fifth of all nearest in confidence, plus half an error and half a right one."""
     n = len(wrong_N)
     reach, place_N, sum_N = max(2, n // 10), np.arange(n), np.concatenate([[0.0], np.cumsum(wrong_N)])
     first_N, last_N = np.maximum(0, place_N - reach), np.minimum(n, place_N + reach + 1)
@@ -88,7 +86,7 @@ def _chances(wrong_N: Array) -> Array:
 
 
 def _even(sure_N: Array, wrong_N: Array) -> Array:
-    """Of verdicts that are equally sure the mean of all."""
+    """The mean within each group of ties."""
     if len(wrong_N) == 0:
         return wrong_N
     group_N = np.cumsum(np.diff(sure_N, prepend=sure_N[:1]) != 0)
@@ -96,7 +94,7 @@ def _even(sure_N: Array, wrong_N: Array) -> Array:
 
 
 def _precision(even_N: Array, most: int) -> Mean:
-    """Of the surest; within a tie its interval is of the nearest number of errors."""
+    """Precision of the most confident; within a tie its interval is of the nearest number of errors."""
     if most == 0 or most > len(even_N):
         return proportion(0, 0)
     wrong = float(even_N[:most].sum())

@@ -1,5 +1,4 @@
-"""What a verifier that was trained alone reached, out of the folder of its run: the other half of the baseline without
-a prover."""
+"""The score of a verifier trained alone, from its run folder: the other half of the baseline without a prover."""
 
 from typing import Any
 
@@ -13,11 +12,10 @@ _KEY = "evaluation.solo_run"
 
 
 def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
-    """(held-out pairs that the verifier of `evaluation.solo_run` judged rightly, held-out pairs), greedy; None where no
-    run is named.
+    """(held-out pairs judged rightly by `evaluation.solo_run`, held-out pairs), greedy; None if no run is named.
 
-    Raises UserError where that is no finished run of a verifier alone, on the same data and with as many
-    message-passing layers, that was examined on all held-out pairs.
+    Raises UserError unless that is a finished run of a verifier alone, on the same data and with as many
+    message-passing layers, that was evaluated on all held-out pairs.
     """
     from nip_ray.config.load import load_stored_config
 

@@ -1,9 +1,8 @@
-"""What was said, in words that a reader and a JSON file can hold: one record an episode, one picture an instance.
+"""Transcripts as JSON in words: one record per episode, one picture per instance.
 
 Decisions that matter here:
-- rollouts keep no logits, so a decider's probabilities are computed again from what it saw, for the few episodes that
-  are written out;
-- a picture depends on the instance alone, so it stands in the run folder once (`instances.json`), not in every
+- rollouts keep no logits, so a decider's probabilities are recomputed from its observations, for the stored episodes;
+- a picture depends on the instance alone, so it is stored once in the run folder (`instances.json`), not in every
   evaluation's transcripts.
 """
 
@@ -28,13 +27,13 @@ def transcript_records(
 ) -> Iterator[dict[str, Any]]:
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
-    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played),
-    verdict (its name, or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over
-    the episode), rounds: a list of {round, turns}, and turns: a list of {agent, channel, message} in the protocol's
-    order. A turn has "linear" where the scenario has a second message; the first of a decider's turns in a round has
-    "decision", what it said, whether or not it counted, and, where it could count and `networks` has the agent,
-    "probabilities", what it gave each decision. A game without a verifier has no label, verdict and correct. A scenario
-    may add more: `Scenario.record_extras`. Nothing is raised; the rollout must be one of `scenario`.
+    instance (id), label, seed (of the episode), role (where roles are drawn), length (rounds played), verdict (its
+    name, or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over the
+    episode), rounds: a list of {round, turns}, and turns: a list of {agent, channel, message} in the protocol's order.
+    A turn has "linear" where the scenario has a second message; the first of a decider's turns in a round has
+    "decision", whether or not it counted, and, where it could count and `networks` has the agent, "probabilities" of
+    each decision. A game without a verifier has no label, verdict and correct. A scenario may add more:
+    `Scenario.record_extras`. Nothing is raised; the rollout must be one of `scenario`.
     """
     rollout = rollout.copies(slice(0, max(limit, 0))).to("cpu")
     chances_BRAD, words = decision_probabilities(scenario, rollout, networks), scenario.protocol.verdict_words
@@ -65,8 +64,8 @@ def transcript_records(
 
 @torch.no_grad()
 def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mapping[str, nn.Module]) -> Tensor:
-    """(B, R, A, D) on the CPU: what each decider gave each verdict and continuing where its decision could count, else
-    NaN."""
+    """(B, R, A, D) on the CPU: each decider's probabilities of the verdicts and of continuing where its decision could
+    count, else NaN."""
     protocol = scenario.protocol
     chances_BRAD = torch.full((*rollout.turn_BRA.shape, protocol.undecided + 1), torch.nan)
     for a, agent in enumerate(protocol.agents):
@@ -92,13 +91,13 @@ def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mappi
 
 
 def instance_pictures(scenario: Scenario, ids: Iterable[int]) -> dict[str, dict[str, Any]]:
-    """Instance (as text) -> its picture, as plain JSON, of those that have one; see `Scenario.instance_picture`."""
+    """Instance (as text) -> its picture as plain JSON, where it has one; see `Scenario.instance_picture`."""
     drawn = ((number, scenario.instance_picture(number)) for number in dict.fromkeys(ids))
     return {str(number): picture for number, picture in drawn if picture is not None}
 
 
 def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None:
-    """Add the pictures of these instances to the run's `instances.json`, those that it does not have yet.
+    """Add missing pictures of these instances to the run's `instances.json`.
 
     Raises UserError when it cannot be written. A damaged file is rewritten.
     """

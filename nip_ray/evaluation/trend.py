@@ -1,15 +1,14 @@
-"""The trend of a figure over training: the slope of a line through its evaluations, with an interval that heeds that
-they wander.
+"""The trend of a metric over training: slope of a line through its evaluations, with intervals for autocorrelation.
 
 Decisions that matter here:
-- evaluations that follow one another are alike, so the interval of least squares as if they were independent is far too
-  narrow. Their number n is replaced by n (1 - r) / (1 + r), with r the correlation of neighbouring residuals (Santer et
-  al., "Statistical significance of trends and trend differences in layer-average atmospheric temperature time series",
-  J. Geophys. Res. 105, 2000, equations 3 to 6);
-- fitting a line takes about (2 + 4 r) / n from that correlation. (3 + 4 r) / n are given back, since an interval that
-  is too narrow by chance does more harm than one that is too wide; a negative correlation counts as none;
-- where neighbours are correlated by 0 to 0.6, the interval holds the truth in 94 to 97 of 100 runs with 40 evaluations
-  or more; with 20 in 97 (correlation 0) to 92 (0.6).
+- successive evaluations are correlated, so the least-squares interval for independent values is far too narrow. Their
+  number n is replaced by n (1 - r) / (1 + r), with r the correlation of neighbouring residuals (Santer et al.,
+  "Statistical significance of trends and trend differences in layer-average atmospheric temperature time series", J.
+  Geophys. Res. 105, 2000, equations 3 to 6);
+- fitting a line lowers that correlation by about (2 + 4 r) / n. (3 + 4 r) / n is added back, since an interval that is
+  too narrow does more harm than one that is too wide; a negative correlation counts as 0;
+- with correlations of 0 to 0.6, the interval covers the truth in 94 to 97 of 100 runs with 40 evaluations or more; with
+  20 in 97 (correlation 0) to 92 (0.6).
 """
 
 import math
@@ -26,8 +25,8 @@ _SMALL = 1e-24
 def slope(x_N: npt.ArrayLike, y_N: npt.ArrayLike) -> Mean:
     """The least-squares slope of y over x, with its 95 % interval.
 
-    The estimate is None with fewer than two different x; the interval with fewer than four values, where all lie on the
-    line, and where neighbours are so alike that no two of them count as independent.
+    The estimate is None with fewer than two different x; the interval with fewer than four values, where all are on the
+    line, and where neighbours are so correlated that no two count as independent.
     """
     x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
     n = len(x)

@@ -1,1 +1,1 @@
-"""What other tools read of a run: Inspect's logs of evaluations, and folders for the Hugging Face Hub."""
+"""Exports of runs for other tools: Inspect's evaluation logs, and folders for the Hugging Face Hub."""

@@ -1,5 +1,5 @@
-"""What other tools' tasks are made of: the config, protocol and items of a run of language models, or of a config
-alone; its models."""
+"""The parts of other tools' tasks: the config, protocol and items of a run of language models, or of a config alone;
+its models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +26,7 @@ Source = TextExperimentConfig | Mapping[str, Any] | Path | str
 
 @dataclass(frozen=True)
 class Game:
-    """What is played. run_dir: the folder with its config, and with its items where they are kept; None for a config
-    alone."""
+    """A game to play. run_dir: the folder with its config, and with its items if stored; None for a config alone."""
 
     config: TextExperimentConfig
     kind: LanguageScenarioKind
@@ -36,7 +35,7 @@ class Game:
 
     @cached_property
     def items(self) -> dict[str, list[Any]]:
-        """By split: those that the run keeps, else those that the config makes."""
+        """By split: those stored in the run, else those made from the config."""
         kept = None if self.run_dir is None else stored_items(self.run_dir, self.kind)
         return self.kind.items(self.config.scenario, self.config.seed) if kept is None else kept
 
@@ -45,14 +44,13 @@ class Game:
         return self.items[split][: self.config.algorithm.num_test_items if split == "test" else None]
 
     def task(self, item: Any, number: int, epoch: int) -> Task:
-        """The dialogue about an item in an epoch (from 1); number: its place in its split. Of the test it is the
-        run's."""
+        """The dialogue about an item in an epoch (from 1); number: its place in its split. For the test: the run's."""
         place = (epoch - 1) * len(self.chosen("test")) + number
         return Task(place, item, stable_seed(self.config.seed, "episode", "test", epoch - 1, number) % NUM_SEEDS)
 
 
 def game_of(source: Source) -> Game:
-    """Raises UserError for what cannot be played."""
+    """The game of `source`. Raises UserError if it cannot be played."""
     config: Any = source
     if isinstance(source, str | Path):
         config = load_config(source, checked=False)
@@ -70,26 +68,21 @@ def game_of(source: Source) -> Game:
 
 
 def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int | None) -> int:
-    """`iteration`, or the last one that was tested. Raises UserError where there is no such test."""
+    """`iteration`, or the last one that was tested. Raises UserError if there is no such test."""
     if (run_dir / EXPORTED).is_file():
         return read_export(RunFolder.open(run_dir))["iteration"]
     tested = [
         number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()
     ]
     if not tested:
-        raise UserError(
-            f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
-            " some"
-        )
+        raise UserError(f"{run_dir}: this run has no test dialogues; set algorithm.test_scheme or evaluate_every")
     if iteration is not None and iteration not in tested:
         raise UserError(f"--iteration {iteration}: was not tested, expected one of {', '.join(map(str, tested))}")
     return tested[-1] if iteration is None else iteration
 
 
 def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
-    """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of
-    runs that learn from tokens, at the end.
-    """
+    """Group -> its model in an export, or at test `iteration` (from 1); for runs that learn from tokens, at the end."""
     if (folder.path / EXPORTED).is_file():
         return dict(read_export(folder)["models"])
     state = load_state(folder)
@@ -97,5 +90,5 @@ def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
 
 
 def shown(model: str) -> str:
-    """A model's name for readers: of a folder on this machine its last part."""
+    """A model's name for readers: the last part of a local folder."""
     return Path(model).name if Path(model).is_absolute() else model

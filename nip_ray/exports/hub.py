@@ -1,5 +1,4 @@
-"""`export_hf`: a run as two folders in the form of the Hugging Face Hub, its models and its transcripts, each with a
-card.
+"""`export_hf`: a run as two folders for the Hugging Face Hub, its models and its transcripts, each with a card.
 
     OUT/model/      README.md  config.yaml  evaluation.json  exported.json, and
                     manifest.json  state.json  AGENT.safetensors              of networks
@@ -7,12 +6,12 @@ card.
     OUT/dataset/    README.md  schema.json  data/SPLIT.parquet
 
 Decisions that matter here:
-- OUT/model is a run folder without what learning goes on from: verbs that ask about a finished run take it (`nip-ray
-  evaluate`), and give the figures of the run, since the config makes the same data;
-- a config names files of this machine: of their paths only the last part goes along, and nothing of where figures were
-  sent. Data files stay at home, and so do the items of language models, which the config makes again or reads from
-  files that whoever loads it must have;
-- nothing is pickled, and what the run holds in another form than safetensors is refused.
+- OUT/model is a run folder without the state for further learning: verbs on finished runs accept it (`nip-ray
+  evaluate`), and give the metrics of the run, since the config makes the same data;
+- a config names local files: only the last part of their paths is exported, and no settings of trackers. Data files are
+  not exported, nor are the items of language models, which the config makes again or reads from files that the user
+  must have;
+- nothing is pickled, and weights in another form than safetensors are refused.
 """
 
 import shutil
@@ -39,11 +38,11 @@ Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
 
 
 def export_hf(run_dir: Path | str, out: Path | str, checkpoint: int | None = None) -> Path:
-    """Write OUT/model and OUT/dataset (the latter where the run has transcripts); returns OUT.
+    """Write OUT/model and OUT/dataset (the latter if the run has transcripts); returns OUT.
 
-    out: a new or empty folder. checkpoint: an iteration of a run of networks (none: the newest). Figures are told of
-    the iteration that evaluation.json is of; other weights go without. Raises UserError for a run without weights, a
-    folder that is in use or cannot be written, and an option that does not fit.
+    out: a new or empty folder. checkpoint: an iteration of a run of networks (None: the newest). Metrics are exported
+    only for the iteration of evaluation.json. Raises UserError for a run without weights, a folder that is in use or
+    cannot be written, and an option that does not apply.
     """
     folder, target = RunFolder.open(run_dir), Path(out)
     if (folder.path / EXPORTED).is_file():
@@ -91,14 +90,14 @@ def _write(folder: RunFolder, stored: AnyConfig, target: Path, checkpoint: int |
 def _write_networks(
     folder: RunFolder, stored: ExperimentConfig, model: Path, checkpoint: int | None
 ) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """Write the weights of a checkpoint; returns the config that goes along and what `exported.json` says."""
+    """Write the weights of a checkpoint; returns the exported config and the content of `exported.json`."""
     if not has_checkpoint(folder.checkpoints):
         raise UserError(
             f"{folder.path}: this run has no checkpoint to export; `nip-ray resume` continues with it until there"
             " is one"
         )
     found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(stored))
-    import_plugins(stored.plugins)  # once the folder is known to be whole
+    import_plugins(stored.plugins)  # after the folder is known to be undamaged
     config, modules = portable(stored), found.tensors["training"]["modules"]
     write_weights(model, found.iteration, modules, run_fingerprint(config))
     return config, {"kind": "networks", "iteration": found.iteration, "agents": sorted(modules)}
@@ -107,20 +106,19 @@ def _write_networks(
 def _write_language_models(
     folder: RunFolder, stored: TextExperimentConfig, model: Path
 ) -> tuple[TextExperimentConfig, dict[str, Any]]:
-    """Copy the models that were tested last; returns the config that goes along and what `exported.json` says."""
+    """Copy the models that were tested last; returns the exported config and the content of `exported.json`."""
     kept = copy_models(folder, stored, model)
     about = {"models": kept.names, "elsewhere": kept.elsewhere, "bases": kept.bases, "files": kept.files}
     return portable(with_models(stored, kept.names)), {"kind": "language models", "iteration": kept.iteration, **about}
 
 
 def portable(config: Config) -> Config:
-    """`config` without what is of this machine: folders of paths, where figures go, other runs, and plugins, which are
-    code."""
+    """`config` without local settings: folders of paths, trackers, other runs, and plugins, which are code."""
     kind = type(config)
     dumped = config.model_copy(update={"tracking": TrackingSettings(), "plugins": ()}).model_dump(mode="json")
     made = kind.model_validate(
         mapped_paths(dumped, kind, lambda sort, path, key: Path(path).name if Path(path).is_absolute() else path)
     )
-    if isinstance(made, ExperimentConfig):  # other runs do not go along
+    if isinstance(made, ExperimentConfig):  # other runs are not exported
         return made.model_copy(update={"evaluation": replace(made.evaluation, solo_run=None), "initial_weights": {}})
     return made.model_copy(update={"base_run": None})

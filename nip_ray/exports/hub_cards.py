@@ -1,5 +1,4 @@
-"""The cards of an export, from its config and its evaluation: every figure stands in them as it stands in
-`evaluation.json`."""
+"""The cards of an export, from its config and its evaluation: metrics are copied unchanged from `evaluation.json`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +33,7 @@ def write_model_card(
     about: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> None:
-    """The card of the models. evaluation: {} where none is of these weights. about: what `exported.json` says."""
+    """The card of the models. evaluation: {} if there is none for them. about: the content of `exported.json`."""
     rows = [_row(name, record) for name, record in records(evaluation)]
     front: dict[str, Any] = {"library_name": "nip_ray", "tags": [*_TAGS, config.protocol.name, config.scenario.name]}
     if rows:
@@ -70,8 +69,7 @@ def write_dataset_card(path: Path, config: AnyConfig, splits: Mapping[str, int])
 
 
 def records(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(its place, a record) of every figure of an evaluation but the tables of attackers; computed ones have an
-    estimate alone."""
+    """(path, record) of every metric of an evaluation except tables of attackers; exact ones only have an estimate."""
     for key, value in part.items():
         if key == "exact":
             yield from ((f"{prefix}exact/{name}", {"estimate": computed}) for name, computed in value.items())
@@ -102,7 +100,7 @@ def _attackers(attack: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _files(config: AnyConfig) -> list[str]:
-    """What the config reads, by its keys."""
+    """The keys of files that the config reads."""
     found = list[str]()
 
     def note(sort: str, path: str, key: str) -> str:

@@ -1,4 +1,4 @@
-"""The models of a run of language agents for an export: copied where the run holds them, named where it does not."""
+"""The models of a run of language agents for an export: copied if the run has them, otherwise named."""
 
 import json
 import shutil
@@ -22,10 +22,9 @@ _CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 @dataclass(frozen=True)
 class KeptModels:
-    """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights a provider has.
-    bases: places in the export of models that the run did not make, by themselves or under adapters; they are not
-    copied. files: path in the export -> SHA-256 sum.
-    """
+    """iteration: of their test. names: group -> model. elsewhere: groups whose weights a provider has. bases: places in
+    the export of models that the run did not make, alone or under adapters; they are not copied. files: path in the
+    export -> SHA-256 sum."""
 
     iteration: int
     names: dict[str, str]
@@ -47,7 +46,7 @@ def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -
             continue
         found = folder.path / home / "models" / names[group]
         if config.providers[home].local_models and Path(names[group]).is_absolute():
-            names[group] = found.name  # the config named a folder elsewhere, which is not the run's to give away
+            names[group] = found.name  # the config named a folder elsewhere, which is not part of the run
             bases.append(f"{home}/models/{names[group]}")
             continue
         if not config.providers[home].local_models or not (found / "config.json").is_file():
@@ -60,15 +59,15 @@ def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -
 
 
 def with_models(config: TextExperimentConfig, names: Mapping[str, str]) -> TextExperimentConfig:
-    """`config` whose agents speak by these models (group -> name)."""
+    """`config` whose agents use these models (group -> name)."""
     group_of = {agent: group for group, agents in groups(config).items() for agent in agents}
     agents = {agent: replace(own, model=names[group_of[agent]]) for agent, own in language_agents(config).items()}
     return config.model_copy(update={"scenario": replace(config.scenario, agents=agents)})
 
 
 def _copy(source: Path, target: Path, given: Set[str]) -> list[str]:
-    """Copy a model's folder, and the base of its adapters where the run made it; returns the bases that it did not
-    make. given: the names of bases converted from a file of the user's."""
+    """Copy a model's folder, and the base of its adapters if the run made it; returns the bases that it did not make.
+    given: the names of bases converted from a user's file."""
     if target.is_dir():
         return []
     target.mkdir(parents=True)
@@ -92,7 +91,7 @@ def _copy(source: Path, target: Path, given: Set[str]) -> list[str]:
 
 
 def _forget_places(path: Path) -> None:
-    """Of folders of this machine that a library has written down only the last part is kept."""
+    """Reduce local paths that a library has recorded to their last part."""
     if not path.is_file():
         return
     told = json.loads(path.read_text(encoding="utf-8"))

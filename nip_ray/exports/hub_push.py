@@ -1,7 +1,6 @@
-"""Putting an export on the Hugging Face Hub, or on a server with its protocol ($HF_ENDPOINT): private, and only with a
-token.
+"""Push an export to the Hugging Face Hub, or a server with its protocol ($HF_ENDPOINT): private, and only with a token.
 
-Models go to OWNER/NAME, transcripts to the data set OWNER/NAME-transcripts. A repository that is there gets one more
+Models go to OWNER/NAME, transcripts to the data set OWNER/NAME-transcripts. An existing repository gets one more
 commit.
 """
 
@@ -19,8 +18,7 @@ _KINDS = {"model": "", "dataset": "-transcripts"}
 
 
 def check_push(name: str) -> None:
-    """Raise UserError for what no push can be made with: a name that is none, no token, no library, or a machine told
-    to stay offline."""
+    """Raise UserError if no push is possible: an invalid name, no token, no library, or offline mode."""
     if not _NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".", "-", ".git")):
         raise UserError(f"--push {name}: expected OWNER/NAME, of letters, digits, - _ .")
     secret(TOKEN, "the Hugging Face Hub (a token with write access, of https://huggingface.co/settings/tokens)")
@@ -30,8 +28,8 @@ def check_push(name: str) -> None:
 
 
 def push_export(folder: Path, name: str) -> list[str]:
-    """Upload what `export_hf` wrote to `folder`; returns the addresses. Raises UserError where the server refuses, or
-    cannot be reached."""
+    """Upload the folder of `export_hf` to the server; returns the addresses. Raises UserError if it refuses, or is
+    unreachable."""
     check_push(name)
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars

@@ -1,5 +1,4 @@
-"""The transcripts of a run as a data set: a Parquet file for each split, one row an episode, columns of fixed types
-(`COLUMNS`)."""
+"""The transcripts of a run as a data set: a Parquet file per split, one row per episode, typed columns (`COLUMNS`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ TURN = {
         f"p_{name}": (pa.float64(), f"of a network's decision that could count: its probability of {name}")
         for name in DECISIONS
     },
-    "reasoning": (pa.string(), "what a language model wrote for itself, which nobody was shown"),
+    "reasoning": (pa.string(), "private reasoning of a language model, which no agent was shown"),
     "more": (
         pa.string(),
         "JSON of what else the record has, such as retries, truncated, invalid, linear; null for nothing",
@@ -57,8 +56,7 @@ _KNOWN_OF_TURN = {"agent", "channel", "message", "decision", "confidence", "prob
 
 
 def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dict[str, int]:
-    """Write all transcripts of a run and the schema below `target`; returns split -> episodes, nothing where there are
-    none.
+    """Write all transcripts of a run and the schema below `target`; returns split -> episodes, {} if there are none.
 
     Raises UserError for a damaged file.
     """
@@ -81,7 +79,7 @@ def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dic
 
 
 def described(columns: Mapping[str, tuple[pa.DataType, str]]) -> dict[str, dict[str, str]]:
-    """Column -> its type and what it is: of `COLUMNS`, or of `TURN`, the entries of `turns`."""
+    """Column -> its type and meaning: of `COLUMNS`, or of `TURN`, the entries of `turns`."""
     return {
         name: {"type": "list of turns" if name == "turns" else str(kind), "what": told}
         for name, (kind, told) in columns.items()

@@ -1,5 +1,4 @@
-"""`export_inspect`: the stored test of a run of language models as a log of Inspect, which `inspect view` and its
-readers take."""
+"""`export_inspect`: the stored test of a run of language models as an Inspect log, for `inspect view` and readers."""
 
 from pathlib import Path
 

@@ -1,16 +1,15 @@
-"""Items and dialogues as Inspect has them: samples, conversations, scores. Needs the package inspect_ai.
+"""Items and dialogues in Inspect's form: samples, conversations, scores. Needs the package inspect_ai.
 
 Decisions that matter here:
-- a conversation is what the verifier hears: its own turns (all of a panel's) are the assistant's, all others' the
-  user's. Each begins with the agent's name, and says its round and channel in `metadata`, private channels included;
-- scores are our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of true
-  claims alone, and soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own
-  `mean` gives our figures;
-- a sample of a log is a dialogue; an item that was tested several times has as many epochs. The figures of the log are
+- a conversation is the verifier's view: its own turns (all of a panel's) are the assistant's, all others' the user's.
+  Each begins with the agent's name, and has its round and channel in `metadata`, private channels included;
+- scores follow our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of
+  true claims alone, and soundness of false ones: the others have NaN, which Inspect leaves out of means. So its own
+  `mean` gives our metrics;
+- a sample of a log is a dialogue; an item that was tested several times has as many epochs. The metrics of the log are
   those of `evaluation.json`, computed by the same function from the same dialogues, with their intervals as metadata of
   the metrics;
-- what each agent was shown is not stored by a run, and made again from the dialogue. Tokens and times of calls are not
-  in the log.
+- a run does not store agents' chats; they are rebuilt from the dialogue. Tokens and times of calls are not in the log.
 """
 
 import math
@@ -57,11 +56,11 @@ VERDICT, PAY = "verdict", "pay"
 FIGURES = ("accuracy", "completeness", "soundness", "undecided")
 """The values of a verdict's score; `verifier/...` in `evaluation.json`."""
 GAME = "nip_ray"
-"""Where a sample's metadata and store have what is ours."""
+"""The key of our data in a sample's metadata and store."""
 
 
 def sample_parts(kind: LanguageScenarioKind, protocol: Protocol, item: Any, number: int) -> dict[str, Any]:
-    """Of a sample about `item`: id, input, target and metadata. number: its place among the items of its split."""
+    """The id, input, target and metadata of a sample about `item`. number: its place among the items of its split."""
     record = kind.write_item(item)
     told = {key: value for key, value in record.items() if key not in ("id", "y")}
     return {
@@ -73,7 +72,7 @@ def sample_parts(kind: LanguageScenarioKind, protocol: Protocol, item: Any, numb
 
 
 def messages_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str]) -> list[ChatMessage]:
-    """All turns, in order. models: agent -> what speaks for it, in Inspect's words."""
+    """All turns, in order. models: agent -> its model, in Inspect's words."""
     return [
         _message(turn, number, protocol.verifiers, models.get(turn.agent))
         for number, turns in enumerate(dialogue.rounds, 1)
@@ -82,13 +81,13 @@ def messages_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str
 
 
 def chat_messages(chat: Chat) -> list[ChatMessage]:
-    """A chat as a provider is sent it, names standing in the texts."""
+    """A chat in the form sent to a provider, with names in the texts."""
     kinds = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
     return [kinds[message["role"]](content=message["content"]) for message in chat]
 
 
 def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str]) -> ModelOutput:
-    """What it came to: the verdict, or in a game without a verifier who was paid what."""
+    """The outcome: the verdict, or in a game without a verifier each reward."""
     if protocol.verifier is None:
         paid = ", ".join(f"{agent} {dialogue.total(agent):g}" for agent in protocol.agents)
         return ModelOutput.from_content(models.get(protocol.agents[0], ""), paid)
@@ -96,9 +95,8 @@ def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str])
 
 
 def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
-    """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier)
-    and pay; with more than two verdicts also their "verdicts", by name.
-    """
+    """The data of scores, as plain JSON values: label, verdict, confidence (none in a game without a verifier) and pay;
+    with more than two verdicts also their "verdicts", by name."""
     judged: dict[str, Any] = {"label": dialogue.item.y, "verdict": dialogue.verdict, "confidence": dialogue.confidence}
     if not protocol.two_verdicts:
         judged["verdicts"] = list(protocol.verdicts)
@@ -109,8 +107,7 @@ def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
 
 
 def verdict_score(outcome: Mapping[str, Any]) -> Score:
-    """Of a game with a verifier. With more than two verdicts completeness is told of each: of the items of its
-    class."""
+    """For a game with a verifier. With more than two verdicts completeness has one for each: of items of its class."""
     label, verdict, confidence = outcome["label"], outcome["verdict"], outcome["confidence"]
     verdicts = outcome.get("verdicts", TWO_VERDICTS)
     words, right = (*verdicts, VERDICTS[CONTINUE]), float(verdict == label)
@@ -126,7 +123,7 @@ def verdict_score(outcome: Mapping[str, Any]) -> Score:
 
 
 def pay_score(outcome: Mapping[str, Any]) -> Score:
-    """What each agent was paid."""
+    """Each agent's reward."""
     return Score(value=dict(outcome["pay"]))
 
 
@@ -227,7 +224,7 @@ def _samples(
 def _events(
     scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str, str], asked: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """A span for each turn, and in it the call: what the agent was shown, and what it replied."""
+    """A span for each turn, and in it the call: the agent's chat and its reply."""
     for number, turns in enumerate(dialogue.rounds):
         before = beginning(dialogue, number)
         for turn in turns:
@@ -251,7 +248,7 @@ def _events(
 
 
 def _figures(record: Mapping[str, Mapping[str, Any]], agents: Sequence[str], judged: bool, count: int) -> list[Any]:
-    """The means of the samples' scores, as `evaluation.json` has them."""
+    """The means of the samples' scores, as in `evaluation.json`."""
     named = [(name, f"verifier/{name}", VERDICT) for name in FIGURES if judged] + [
         (agent, f"{agent}/return", PAY) for agent in agents
     ]

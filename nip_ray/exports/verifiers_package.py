@@ -1,10 +1,9 @@
-"""`export_verifiers`: a protocol between language models as a package that `verifiers` and its Environments Hub take.
+"""`export_verifiers`: a protocol between language models as a package for `verifiers` and its Environments Hub.
 
     OUT/            pyproject.toml  README.md
     OUT/NAME/       __init__.py  config.yaml  items/SPLIT.jsonl
 
-The package holds config and items, and leaves the playing to `nip_ray.verifiers`. Of the config, what is of this
-machine stays behind.
+The package has config and items, and uses `nip_ray.verifiers` to play. Local settings of the config are left out.
 """
 
 import keyword
@@ -74,10 +73,10 @@ be trained: {frozen}. Made by nip_ray {version}.
 
 
 def export_verifiers(source: Path | str, out: Path | str) -> Path:
-    """Write the package of a run, or of a config; returns OUT, by whose last part it is called.
+    """Write the package of a run, or of a config; returns OUT, whose last part names the package.
 
-    out: a new or empty folder. Raises UserError for one that is in use, cannot be written or has no name to import, for
-    what cannot be played, and for a config with plugins: their code is not ours to send.
+    out: a new or empty folder. Raises UserError for one that is in use, cannot be written or has no importable name,
+    for an unplayable source, and for a config with plugins: their code may not be ours to distribute.
     """
     target = Path(out)
     module = target.name.replace("-", "_").lower()

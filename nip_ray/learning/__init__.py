@@ -1,2 +1,1 @@
-"""Pure torch mathematics of learning: distributions, advantages, losses, parameter groups. No framework, no protocol,
-no ray."""
+"""Mathematics of learning in pure torch: distributions, advantages, losses, parameter groups. No protocol or Ray."""

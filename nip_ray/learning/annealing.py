@@ -1,8 +1,8 @@
-"""Numbers that change with the steps of training: learning rates, exploration rates, exponents.
+"""Schedules over the steps of training: learning rates, exploration rates, exponents.
 
 Decisions that matter here:
-- every one is a pure function of the step: nothing is advanced, so nothing is forgotten when a run is resumed;
-- the step is the gradient step of training itself, from 0, and moves with every one of them.
+- each is a pure function of the step, so a resumed run needs no state;
+- the step is the gradient step of training, from 0.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from nip_ray.settings.dqn import RateSchedule
 def rate_at(schedule: RateSchedule, step: int) -> float:
     """The value of `schedule` at gradient step `step` (from 0).
 
-    Raises UserError where a parameter that its kind needs is missing; the config's rules refuse such a schedule before.
+    Raises UserError if a parameter of its kind is missing; the config's rules refuse such a schedule before.
     """
     return KINDS[schedule.kind](schedule, step)
 
@@ -25,13 +25,13 @@ def constant(schedule: RateSchedule, step: int) -> float:
 
 
 def linear(schedule: RateSchedule, step: int) -> float:
-    """From initial to final in equal steps, `steps` of them, and final ever after."""
+    """From initial to final in `steps` equal steps, then final."""
     share = min(1.0, step / _given(schedule, "steps"))
     return (1 - share) * schedule.initial + share * _given(schedule, "final")
 
 
 def exponential(schedule: RateSchedule, step: int) -> float:
-    """initial rate^t + final (1 - rate^t): from initial to final, the distance times rate at every step."""
+    """initial rate^t + final (1 - rate^t): the distance to final shrinks by `rate` at every step."""
     left = _given(schedule, "rate") ** step
     return schedule.initial * left + _given(schedule, "final") * (1 - left)
 

@@ -7,12 +7,10 @@ al., "Prioritized experience replay", 2016 (section 3.4: weights of errors); Lil
 deep reinforcement learning", 2016 (moving target networks).
 
 Decisions that matter here:
-- an illegal action is never chosen, explored or bootstrapped from, and its value and advantage touch no legal one's;
-- whatever stands where nothing can come after (values after an end, masks of nothing) is left out, not multiplied by
-  zero: it may be infinite;
-- exploration draws two numbers a row whatever masks and rates are, so that equal seeds give equal draws on every path;
-- the logits of a turn's one message are its values: who plays the most likely move plays greedily, and nothing else has
-  to know.
+- an illegal action is never chosen, explored or bootstrapped from, and does not affect the values of legal ones;
+- values after an end are left out, not multiplied by zero: they may be infinite;
+- exploration draws two numbers a row for all masks and rates, so that equal seeds give equal draws on every path;
+- the logits of a turn's one message are its values, so the most likely move is the greedy one.
 
 Axes: N rows, K actions. Masks are bool, true for legal. A row without a legal action is one after an end: its value is
 0.
@@ -32,12 +30,11 @@ from nip_ray.learning.policy import Policy
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
 
 FORBIDDEN = -1e9
-"""The logit of a symbol that cannot be said."""
+"""The logit of an illegal symbol."""
 
 
 def legal_moves(obs: Mapping[str, Tensor], logits_NK: Tensor) -> Tensor:
-    """(N, K) bool: what the observation says ("legal"), else all symbols whose logits are not those of forbidden
-    ones."""
+    """(N, K) bool: "legal" in the observation, else all symbols whose logits are not those of forbidden ones."""
     return obs["legal"].bool() if "legal" in obs else logits_NK > FORBIDDEN / 2
 
 
@@ -47,8 +44,7 @@ def only(action_N: Tensor, like_NK: Tensor) -> Tensor:
 
 
 class GreedyPlayer(nn.Module):
-    """A network of values as a player: its best move is certain, so that sampled, most likely and exactly computed play
-    are one."""
+    """A network of values as a player: its best move is certain, so sampled, greedy and exact play agree."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -57,7 +53,7 @@ class GreedyPlayer(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """As the network's own, with the logits of all moves but the best at -1e9."""
+        """The network's output, with the logits of all moves but the best at -1e9."""
         policy, value_N = self.network(obs, want_policy, want_value)
         if policy is not None:
             q_NK = policy.message[:, 0]
@@ -71,8 +67,7 @@ def greedy(q_NK: Tensor, legal_NK: Tensor) -> Tensor:
 
 
 def epsilon_greedy(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, generator: torch.Generator) -> Tensor:
-    """(N,) int64: with probability `epsilon` (a number, or one a row (N,)) a legal action drawn evenly, else the greedy
-    one.
+    """(N,) int64: with probability `epsilon` (a number, or one per row) a uniform legal action, else the greedy one.
 
     Draws 2N numbers from `generator`, on its device.
     """
@@ -82,9 +77,9 @@ def epsilon_greedy(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, gene
 
 
 def explored(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, uniform_N2: Tensor) -> Tensor:
-    """`epsilon_greedy` by given numbers (N, 2), even in [0, 1): whether to explore, and where to."""
+    """`epsilon_greedy` with given numbers (N, 2), uniform in [0, 1): whether to explore, and which action."""
     count_N = legal_NK.sum(-1)
-    # which of the legal ones: a product may round up to their number
+    # index among the legal ones: a product may round up to their number
     place_N = (uniform_N2[:, 1] * count_N).long().minimum(count_N - 1)
     random_N = (legal_NK.cumsum(-1) > place_N[:, None]).to(torch.uint8).argmax(-1)
     return torch.where(uniform_N2[:, 0] < epsilon, random_N, greedy(q_NK, legal_NK))
@@ -96,15 +91,14 @@ def taken(q_NK: Tensor, action_N: Tensor) -> Tensor:
 
 
 def dueling(value_N: Tensor, advantage_NK: Tensor, legal_NK: Tensor) -> Tensor:
-    """(N, K): Q = V + A - mean A, the mean over legal actions (Wang et al., equation 9). What stands at illegal ones
-    means nothing."""
+    """(N, K): Q = V + A - mean A, the mean over legal actions (Wang et al., equation 9). Illegal ones are undefined."""
     counted_NK = advantage_NK.masked_fill(~legal_NK, 0.0)
     mean_N1 = counted_NK.sum(-1, keepdim=True) / legal_NK.sum(-1, keepdim=True).clamp_min(1)
     return value_N[:, None] + advantage_NK - mean_N1
 
 
 def next_value(target_q_NK: Tensor, legal_NK: Tensor, online_q_NK: Tensor | None = None) -> Tensor:
-    """(N,): what the next state is worth: the target network's value of the best legal action, 0 where there is none.
+    """(N,): the value of the next state: the target network's value of the best legal action, 0 if there is none.
 
     online_q_NK: values by which the best one is chosen (double Q-learning: the trained network's, van Hasselt et al.,
     equation 4); None: the target network's own (Mnih et al.).
@@ -117,7 +111,7 @@ def next_value(target_q_NK: Tensor, legal_NK: Tensor, online_q_NK: Tensor | None
 def td_target(
     reward_N: Tensor, discount_N: Tensor, target_q_NK: Tensor, legal_NK: Tensor, online_q_NK: Tensor | None = None
 ) -> Tensor:
-    """(N,), without a gradient: reward + discount * value of what comes next, the reward alone where the discount is 0.
+    """(N,), without a gradient: reward + discount * value of the next state, the reward alone where the discount is 0.
 
     reward_N, discount_N: of one transition or of n (`transitions.n_step`); the discount is 0 after an end, and not
     after a cut. target_q_NK, legal_NK, online_q_NK: about the next observation; see `next_value`.
@@ -129,12 +123,11 @@ def td_target(
 def td_loss(
     q_N: Tensor, target_N: Tensor, settings: DQNSettings, weight_N: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(loss, error_N): mean over N rows of weight * distance of value and target, and target - value without a
-    gradient.
+    """(loss, error_N): mean over N rows of weight * distance of value and target, and target - value without gradient.
 
     smooth_l1: error^2 / (2 beta) below beta, |error| - beta / 2 above (at beta 1 the clipped errors of Mnih et al.);
     l2: error^2 / 2. weight_N: importance weights of prioritised replay (None: all 1). The mean is over rows, not over
-    weights: small weights are to be small steps (Schaul et al., section 3.4).
+    weights, so small weights give small steps (Schaul et al., section 3.4).
     """
     error_N = target_N - q_N
     if settings.loss == "smooth_l1":
@@ -152,11 +145,10 @@ def target_is_due(settings: DQNRoleSettings, step: int) -> bool:
 
 @torch.no_grad()
 def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau online, in place: a copy for tau 1, a Polyak average for small tau at every
-    step.
+    """target <- (1 - tau) target + tau online, in place: a copy for tau 1, a Polyak average for small tau each step.
 
     Buffers of real numbers (running statistics of batch norms) move like parameters, others (counters, tables) are
-    copied. Raises ValueError where the two networks do not have the same parameters and buffers.
+    copied. Raises ValueError unless the two networks have the same parameters and buffers.
     """
     its = {**dict(online.named_parameters()), **dict(online.named_buffers())}
     mine = {**dict(target.named_parameters()), **dict(target.named_buffers())}
@@ -171,7 +163,7 @@ def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
 
 
 def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:
-    """A role's optimizer over `parameters` (or torch's groups of them), at learning rate `lr` for its first step."""
+    """A role's optimizer over `parameters` (or torch's groups of them), with the initial learning rate `lr`."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=lr, weight_decay=settings.weight_decay)
     return torch.optim.Adam(
@@ -181,11 +173,9 @@ def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: fl
 
 @contextmanager
 def low_products(wanted: bool) -> Iterator[None]:
-    """Within it matrix products of float32 tensors round their factors to bfloat16, on processors that have
-    instructions for these.
+    """Within it, matrix products of float32 round their factors to bfloat16, on processors with such instructions.
 
-    Faster than autocast, which converts activations and gradients from layer to layer: everything but the products is
-    as it was.
+    Faster than autocast, which converts activations and gradients between layers; everything else is unchanged.
     """
     settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = settings.fp32_precision

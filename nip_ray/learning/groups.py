@@ -1,14 +1,13 @@
-"""What an update does to networks: parameter groups, minibatches, the mode they learn in, and an optimizer over flat
-tensors.
+"""Updates of networks: parameter groups, minibatches, learning mode, and an optimizer over flat tensors.
 
 Decisions that matter here:
-- who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by
-  name patterns;
+- the network declares each parameter's owner (actor or critic) and learning-rate factor, tensor by tensor, not by name
+  patterns;
 - small networks have dozens of tensors of a few numbers: norm, clipping, all-reduce and Adam's step then cost more than
-  their gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views
-  of the flat ones;
-- batch norms do not change under the loss: play normalises by running statistics; would learning use those of the
-  minibatch, probability ratios would differ from 1 before anything was learned.
+  their gradients. Concatenated they cost one kernel each. The networks' parameters stay ordinary parameters: views of
+  the flat ones;
+- batch norms do not change under the loss: play normalises by running statistics; with the minibatch's statistics in
+  learning, probability ratios would differ from 1 before the first step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: multiplies the base learning
-    rate."""
+    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: of the base learning rate."""
 
     part: str
     name: str
@@ -34,8 +32,8 @@ class FlatOptimizer:
     """Adam (epsilon 1e-5; Kingma and Ba, 2015), or plain gradient descent, over the groups whose factor is not 0;
     parameters of the others stop requiring gradients.
 
-    Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed
-    order.
+    Create it when the network is on its device: it moves the parameters' storage. parameters: the trained ones, in a
+    fixed order.
     """
 
     def __init__(
@@ -45,10 +43,9 @@ class FlatOptimizer:
         plain: bool = False,
         build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
     ) -> None:
-        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient
-        descent, no Adam.
+        """`lr`: the base learning rate, for each parameter times its group's factor. plain: gradient descent, no Adam.
 
-        build: makes another optimizer than these of torch's parameter groups (one for each factor).
+        build: makes another optimizer from torch's parameter groups (one for each factor).
         """
         by_factor: dict[float, list[nn.Parameter]] = {}
         for group in groups:
@@ -87,7 +84,7 @@ class FlatOptimizer:
                 group["lr"] = lr * group["lr_factor"]
 
     def step(self) -> None:
-        """One step with the gradients set last."""
+        """One step with the current gradients."""
         if self.inner is not None:
             self.inner.step()
 
@@ -102,10 +99,10 @@ class FlatOptimizer:
 
 
 def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
-    """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the
+    """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: unchanged); returns the
     norm before (scalar).
 
-    A norm that is not finite is returned as it is, for one fused check by the caller.
+    A non-finite norm is returned unchanged, for one fused check by the caller.
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
@@ -115,7 +112,7 @@ def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) 
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if scale.device.type == "cpu" and float(scale) == 1.0:
-            return norm  # reading it costs nothing there, unlike a pass over all gradients
+            return norm  # free to read there, unlike a pass over all gradients
         for gradient in gradients:
             gradient.mul_(scale)
     return norm
@@ -123,7 +120,7 @@ def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) 
 
 @torch.no_grad()
 def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
-    """One tensor that holds all of `parameters`, which become views of it."""
+    """One tensor of all `parameters`, which become views of it."""
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
     position = 0
     for parameter in parameters:
@@ -148,12 +145,12 @@ def learning_mode(network: nn.Module) -> None:
 
 @torch.no_grad()
 def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
-    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode
-    stands after it."""
+    """Update the running statistics of trained batch norms by one pass over these observations; leaves the network in
+    learning mode."""
     norms = [
         module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad
     ]
-    if norms:  # a frozen body's stay as they are
+    if norms:  # frozen ones stay
         network.eval()
         for norm in norms:
             norm.train()

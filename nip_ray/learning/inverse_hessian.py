@@ -1,12 +1,11 @@
 """Products with the inverse of a damped Hessian, (H + rho I)^-1 v, from Hessian-vector products alone.
 
 Decisions that matter here:
-- vectors are flat, (P,), and H is symmetric; no method ever holds P x P numbers, and each calls `hvp` a number of times
-  that depends on its arguments alone, never on values: learners that sum every product among themselves stay in step,
-  and a GPU is not waited for;
+- vectors are flat, (P,), and H is symmetric; no method holds P x P numbers, and the number of calls of `hvp` depends on
+  arguments alone, never on values: learners that sum every product stay in step, and nothing waits for a GPU;
 - the Hessian of a sampled policy-gradient loss may be indefinite. A direction counts as curved if H + rho I bends it up
-  by at least a tenth of rho; what is done with any other direction is said at each method. So no result exceeds 10 |v|
-  / rho in size, save that of Neumann's series, which is bounded by terms * scale * |v|.
+  by at least a tenth of rho; each method documents its treatment of other directions. So no result exceeds 10 |v| / rho
+  in size, except that of Neumann's series, which is bounded by terms * scale * |v|.
 """
 
 from collections.abc import Callable
@@ -27,12 +26,12 @@ def conjugate_gradient(hvp: Product, v: Tensor, iterations: int, damping: float)
 
     Source: Hestenes and Stiefel, "Methods of conjugate gradients for solving linear systems", 1952, section 3. Exact
     after as many iterations as H has different eigenvalues. At the first direction that is not curved upwards it stops,
-    as truncated Newton methods do (Steihaug, 1983), and returns the best so far, which is 0 where that direction is v
-    itself; later products are made and ignored.
+    like truncated Newton methods (Steihaug, 1983), and returns the best so far, which is 0 if that direction is v
+    itself; later products are computed and ignored.
     """
     x, r, p = torch.zeros_like(v), v, v
     size = r @ r
-    negligible = size * torch.finfo(v.dtype).eps ** 2  # below it there is only rounding left, which would end in 0 / 0
+    negligible = size * torch.finfo(v.dtype).eps ** 2  # below it there is only rounding, which would end in 0 / 0
     alive = size > 0
     for _ in range(iterations):
         bent = hvp(p) + damping * p
@@ -50,10 +49,9 @@ def neumann(hvp: Product, v: Tensor, terms: int, damping: float, scale: float) -
     """(P,): scale * sum over j < terms of (I - scale (H + rho I))^j v, with terms - 1 products.
 
     Source: Lorraine, Vicol and Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation", AISTATS
-    2020, algorithm
-    3. It converges if every eigenvalue of H + rho I lies between 0 and 2 / scale; then each term is smaller than the
-       one before. A term
-    that is not shows that the series would diverge: the sum ends before it, and later products are made and ignored.
+    2020, algorithm 3. It converges if every eigenvalue of H + rho I lies between 0 and 2 / scale; then each term is
+    smaller than the one before. A larger term shows that the series would diverge: the sum ends before it, and later
+    products are computed and ignored.
     """
     term, total = v, v
     alive = torch.ones((), dtype=torch.bool, device=v.device)
@@ -75,17 +73,17 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
     Source: Hataya and Yamada, "Nystrom method for accurate and scalable implicit differentiation", AISTATS 2023, who
     apply Woodbury's identity: v / rho - C^T (W + C C^T / rho)^-1 C v / rho^2. That matrix is singular where C has
     dependent rows (the published library adds 0.1 rho I to it, which biases every result), so the same H_k is brought
-    to its eigenvalues here: W = U L U^T, B = |L|^-1/2 U^T C over the eigenvalues that are not rounding errors, H_k =
-    B^T sign(L) B, and a QR decomposition of B^T. Directions of H_k that are not curved upwards count by the size of
-    their eigenvalue, as in Dauphin et al., "Identifying and attacking the saddle point problem in high-dimensional
+    to its eigenvalues here: W = U L U^T, B = |L|^-1/2 U^T C over the eigenvalues that are not rounding errors,
+    H_k = B^T sign(L) B, and a QR decomposition of B^T. Directions of H_k that are not curved upwards count by the size
+    of their eigenvalue, as in Dauphin et al., "Identifying and attacking the saddle point problem in high-dimensional
     non-convex optimization", NeurIPS 2014. All but the products is computed in double precision: along curved
-    directions most of v / rho cancels. If a product is not finite, the result is not a number; nothing is raised.
+    directions most of v / rho cancels. If a product is not finite, the result is NaN; nothing is raised.
     """
     chosen_K = torch.randperm(like.numel(), generator=generator, device=generator.device)[:rank].to(like.device)
     if not len(chosen_K):
         return lambda v: v / damping
     rows_KP = torch.stack([hvp(torch.zeros_like(like).index_fill_(0, index, 1.0)) for index in chosen_K])
-    poison = 0.0 * rows_KP.sum()  # 0, or not a number, in which case the decompositions below would raise
+    poison = 0.0 * rows_KP.sum()  # 0, or NaN, for which the decompositions below would raise
     rows_KP = torch.nan_to_num(rows_KP, posinf=0.0, neginf=0.0).double()
     cross_KK = rows_KP[:, chosen_K]
     values_K, vectors_KK = torch.linalg.eigh((cross_KK + cross_KK.T) / 2)
@@ -106,10 +104,10 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
 
 
 def inverse_hessian(settings: StackelbergSettings, hvp: Product, like: Tensor, generator: torch.Generator) -> Product:
-    """v -> (H + rho I)^-1 v by the method of `settings.ihvp`; what does not depend on v is computed once.
+    """v -> (H + rho I)^-1 v by the method of `settings.ihvp`; everything independent of v is computed once.
 
-    like: any vector of H's size, type and device. The generator is read by nystrom alone; it must be in the same state
-    on every learner.
+    like: any vector of H's size, type and device. Only nystrom reads the generator, which must be in the same state on
+    every learner.
     """
     damping = settings.ihvp_damping
     if settings.ihvp == "nystrom":

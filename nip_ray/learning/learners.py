@@ -1,11 +1,11 @@
 """Several processes that learn one model together, and step as one would.
 
 Decisions that matter here:
-- each has the whole model, is given the whole minibatch and computes its share of it
-  (`nip_ray.learning.token_rows.shares`). So each knows what the minibatch holds in all, by which
-  `nip_ray.learning.token_losses.token_weights` weighs tokens, and the gradients only have to be added up;
-- the sum is the same in every process to the last bit, so all clip alike, step alike, and keep the same weights;
-- a process without a share of a small minibatch takes part with gradients of zero.
+- each has the whole model, receives the whole minibatch and computes its share (`nip_ray.learning.token_rows.shares`).
+  So each knows the totals of the minibatch, by which `nip_ray.learning.token_losses.token_weights` weighs tokens, and
+  gradients only have to be summed;
+- the sum is bit-identical in every process, so all clip and step alike, and keep the same weights;
+- a process without a share of a small minibatch takes part with zero gradients.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,14 @@ from nip_ray.learning.token_losses import LossFigures
 
 
 class Learners:
-    """The processes of torch's default process group, one of which is this one. rank: which. size: how many."""
+    """The processes of torch's default process group, including this one. rank: its number. size: their count."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Put the sum over all learners in the place of each parameter's gradient (none: zero). One message for each
-        dtype."""
+        """Replace each parameter's gradient by the sum over all learners (None: zero). One message per dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -42,7 +41,7 @@ class Learners:
         return float(total)
 
     def join(self, figures: LossFigures) -> LossFigures:
-        """The figures of all learners together; each gives the same names."""
+        """The metrics of all learners together; each passes the same names."""
         sums, maxima = torch.stack([*figures.sums.values()]), torch.stack([*figures.maxima.values()])
         distributed.all_reduce(sums)
         distributed.all_reduce(maxima, distributed.ReduceOp.MAX)

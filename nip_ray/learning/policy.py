@@ -1,14 +1,13 @@
-"""A turn's action distribution: independent categoricals for messages, linear messages and the decision, under turn
-masks.
+"""A turn's distribution: independent categoricals for messages, linear messages and the decision, under turn masks.
 
 Decisions that matter here:
 - a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is
   absent from log-probabilities and entropies, not merely constant;
-- sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so
-  that equal seeds give equal episodes on every path;
-- supervised learning of a decision takes all decisions into the softmax: to continue is a wrong class, so that a
-  trained agent does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), the codes of verdicts being
-  those of labels.
+- sampling takes its noise from an explicit generator and draws the same number of random values for all masks, so that
+  equal seeds give equal episodes on every path;
+- supervised learning of a decision has all decisions in the softmax: continuing is a wrong class, so that a trained
+  agent decides. Its loss is cross-entropy, the mean over rows of -log pi(y), the codes of verdicts being those of
+  labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,17 @@ import torch
 from torch import Tensor
 
 FORBIDDEN_BELOW = -1e8
-"""Logits below this are of symbols that cannot be said; networks set them to -1e9."""
+"""Logits below this are of illegal symbols; networks set them to -1e9."""
 
-# "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
+# "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent without such a factor
 Action = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Policy:
     """Logits of N turns. message: (N, F, S) over S symbols for F (channel, position) factors; linear: (N, F, D) or
-    None; decision: (N, V + 1) over V verdicts and, last, to continue, or None. speaks: (N, F) bool, which factors are
-    in play; may_decide: (N,) bool. Forbidden symbols have -1e9."""
+    None; decision: (N, V + 1) over V verdicts and, last, continuing, or None. speaks: (N, F) bool, the factors in play;
+    may_decide: (N,) bool. Forbidden symbols have -1e9."""
 
     message: Tensor
     linear: Tensor | None
@@ -50,11 +49,10 @@ class Policy:
         return Policy(self.message[row_K], linear, decision, self.speaks[row_K], may_decide)
 
     def silenced(self, action: Action) -> "Policy":
-        """The same distribution without the message factors of turns in which `action` decides: nobody reads that
-        message.
+        """The same distribution without the message factors of turns in which `action` decides: no agent reads it.
 
-        Leaving them out of log-probabilities takes noise out of policy gradients and no signal, since the expected
-        score of a message that has no effect is zero.
+        Leaving them out of log-probabilities removes noise from policy gradients and no signal, since the expected
+        score of a message without effect is zero.
         """
         if self.may_decide is None:
             return self
@@ -81,14 +79,14 @@ class Policy:
         return total
 
     def normalised(self) -> "LogPolicy":
-        """The same distribution with normalised log-probabilities, computed once for what follows."""
+        """The same distribution with normalised log-probabilities, computed once."""
         linear = None if self.linear is None else torch.log_softmax(self.linear, -1)
         decision = None if self.decision is None else torch.log_softmax(self.decision, -1)
         return LogPolicy(torch.log_softmax(self.message, -1), linear, decision, self.speaks, self.may_decide)
 
     @property
     def noise_width(self) -> int:
-        """Random values that sampling one turn takes."""
+        """Number of random values for sampling one turn."""
         return sum(logits[0].numel() for logits in self._logits().values())
 
     def perturbed(self, noise: Tensor) -> "Policy":
@@ -101,8 +99,7 @@ class Policy:
         return replace(self, **parts)
 
     def sample(self, noise: Tensor | None) -> dict[str, Tensor]:
-        """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is
-        None.
+        """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one if `noise` is None.
 
         The decision is to continue where none can count.
         """
@@ -113,8 +110,8 @@ class Policy:
         return parts
 
     def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
-        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, so that whose turn it
-        is shifts no draw."""
+        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, independent of
+        turns."""
         return self.sample(None if noise is None else gumbel_noise((count, self.noise_width), noise)[copy_N])
 
     def _logits(self) -> dict[str, Tensor]:
@@ -170,8 +167,7 @@ def _entropy(log_prob: Tensor) -> Tensor:
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel,
-    1954)."""
+    """Standard Gumbel noise on the generator's device: argmax(logits + noise) samples the softmax (Gumbel, 1954)."""
     uniform = torch.rand(shape, generator=generator, device=generator.device)
     return -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
 
@@ -179,13 +175,13 @@ def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def decision_loss(policy: Policy, y_N: Tensor) -> Tensor:
     """Scalar: mean over N turns of the cross-entropy of the decision (N, V + 1) and the label `y_N` (N,) int64.
 
-    Raises ValueError where the policy belongs to an agent that has no decision.
+    Raises ValueError for the policy of an agent without decisions.
     """
     return torch.nn.functional.cross_entropy(_decision(policy), y_N)
 
 
 def accuracy(policy: Policy, y_N: Tensor) -> Tensor:
-    """Scalar: the share of N turns whose most likely decision is the label; to continue is wrong."""
+    """Scalar: the share of N turns whose most likely decision is the label; continuing is wrong."""
     return (_decision(policy).argmax(-1) == y_N).to(policy.message.dtype).mean()
 
 

@@ -1,14 +1,13 @@
-"""The mathematics of policy gradients for independent learners: advantages over own turns, and the losses of PPO and
-REINFORCE.
+"""Mathematics of policy gradients for independent learners: advantages over own turns, losses of PPO and REINFORCE.
 
 Sources: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4
 (KL penalty); Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning",
 1992, equation 4.
 
-An agent's transition goes from one of its turns to its next. Its reward is all it was paid in between, discounted per
-round; its bootstrap factor is gamma^(rounds between); the end of the episode cuts both. When the agent acts in every
-round this is generalised advantage estimation (Schulman et al., "High-dimensional continuous control using generalized
-advantage estimation", 2016, equation 16). One factor lambda is applied per own turn.
+An agent's transition goes from one of its turns to its next. Its reward is the discounted sum in between; its bootstrap
+factor is gamma^(rounds between); the end of the episode cuts both. If the agent acts in every round this is generalised
+advantage estimation (Schulman et al., "High-dimensional continuous control using generalized advantage estimation",
+2016, equation 16). One factor lambda is applied per own turn.
 """
 
 from dataclasses import dataclass
@@ -26,13 +25,13 @@ def own_turn_advantages(
 ) -> tuple[Tensor, Tensor]:
     """(advantage_BR, target_BR) of one agent in B complete episodes of R rounds.
 
-    reward_BR: what it was paid in each round (zero after the end). value_BR: its value estimate before acting, read
-    only at its turns. turn_BR: bool, its turns (none after the end). Both results are zero outside its turns; target =
-    advantage + value.
+    reward_BR: its reward in each round (zero after the end). value_BR: its value estimate before acting, read only at
+    its turns. turn_BR: bool, its turns (none after the end). Both results are zero outside its turns;
+    target = advantage + value.
 
     gamma: discount per round. Where a row is a stretch in which episodes end, a tensor (B, R) that is 0 in each
     episode's last round; where one is cut off instead of ending, the reward of that round includes the discounted value
-    of what it led to.
+    of the next state.
     """
     discounts = gamma.unbind(1) if isinstance(gamma, Tensor) else [gamma] * reward_BR.shape[1]
     rewards, values, turns = reward_BR.unbind(1), value_BR.unbind(1), turn_BR.unbind(1)
@@ -64,27 +63,26 @@ def returns_to_go(reward_BR: Tensor, gamma: float) -> Tensor:
 
 
 def normalise(advantage_N: Tensor) -> Tensor:
-    """(A - mean) / max(std, 1e-6). One row alone is left as it is."""
+    """(A - mean) / max(std, 1e-6). A single row is unchanged."""
     mean, deviation = mean_and_deviation(advantage_N)
     return (advantage_N - mean) / deviation
 
 
 def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """By which `normalise` scales: the mean, and the standard deviation of all rows, at least 1e-6; 0 and 1 for less
-    than two rows."""
+    """The scales of `normalise`: the mean, and the standard deviation of all rows, at least 1e-6; 0 and 1 for less than
+    two rows."""
     if advantage_N.numel() < 2:
         return 0.0, 1.0
     return advantage_N.mean(), advantage_N.std(unbiased=False).clamp_min(1e-6)
 
 
 _LARGEST_LOG_RATIO = 20.0
-_DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
+_DEFAULT_CLIP = 0.2  # of the value's change, for algorithms that clip no ratios
 _LR_FACTOR = 1.5  # a step of the adaptive learning rate
 
 
 def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
-    """The learning rate of an iteration (from 0): constant, or falling to 0 over `total_iterations` and staying
-    there."""
+    """Learning rate of an iteration (from 0): constant or falling to 0 over `total_iterations` and staying there."""
     left = max(0.0, 1 - iteration / total_iterations)
     factor = {False: 1.0, True: left, "quadratic": left**2}[settings.anneal_lr]
     return settings.lr * factor
@@ -108,11 +106,9 @@ def part(term: Tensor, weight_N: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class PlayedTurns:
-    """Turns that PPO learns from, each (N,): log-probability and value when they were played, scaled advantage, value
-    target.
+    """Turns that PPO learns from, each (N,): log-probability and value at play, scaled advantage, value target.
 
-    drawn_N: 1 for turns over which entropy and critic are means; sampled_N: for those over which the objective is one
-    (None: all).
+    drawn_N: 1 for turns over which entropy and critic are averaged; sampled_N: for those of the objective (None: all).
     """
 
     log_prob_N: Tensor
@@ -125,7 +121,7 @@ class PlayedTurns:
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """The three terms of PPO's loss, whose sum is minimised, and three figures of it; all scalars. distance: the
+    """The three terms of PPO's loss, whose sum is minimised, and three metrics of it; all scalars. distance: the
     critic's without its coefficient."""
 
     objective: Tensor
@@ -152,8 +148,8 @@ def ppo_loss(
 ) -> PPOLoss:
     """PPO's loss on N turns: the policy objective, the entropy bonus and the critic.
 
-    log_prob_N, entropy (the mean over turns, scalar), value_N: of the networks that learn. beta: the coefficient of the
-    KL penalty, read by the loss "kl_penalty" alone. bonus: the weight of the entropy.
+    log_prob_N, entropy (the mean over turns, scalar), value_N: of the learning networks. beta: the coefficient of the
+    KL penalty, only for the loss "kl_penalty". bonus: the weight of the entropy.
     """
     actor, kl, clip_share = objective(
         log_prob_N, played.log_prob_N, played.advantage_N, settings, beta, played.sampled_N
@@ -183,7 +179,7 @@ def objective(
     eps.
     """
     log_ratio_N = log_prob_N - old_log_prob_N
-    # an infinite ratio times no advantage is not a number
+    # an infinite ratio times zero advantage is NaN
     ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     kl = -mean(log_ratio_N, weight_N)
     epsilon = settings.clip_epsilon
@@ -197,8 +193,7 @@ def objective(
 def critic(
     value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnPolicySettings, weight_N: Tensor | None = None
 ) -> Tensor:
-    """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its
-    coefficient)."""
+    """Distance of value and target, the larger of plain and clipped if `clip_value` is set (scalar, no coefficient)."""
     loss_N = _distance(value_N, target_N, settings)
     if settings.clip_value is not False:
         width = getattr(settings, "clip_epsilon", _DEFAULT_CLIP) if settings.clip_value is True else settings.clip_value
@@ -214,7 +209,7 @@ def next_beta(beta: Tensor, kl: Tensor, settings: PPOSettings) -> Tensor:
 
 
 def next_lr(lr: float, kl: float, settings: PPOSettings) -> float:
-    """The adaptive learning rate after an update whose policies moved by `kl` (mean over its minibatches)."""
+    """The adaptive learning rate after an update that moved policies by `kl` (mean over its minibatches)."""
     if kl > 2 * settings.kl_target:
         lr = lr / _LR_FACTOR
     elif kl < settings.kl_target / 2:
@@ -232,9 +227,8 @@ def score_loss(
 ) -> Tensor:
     """-mean rho * log pi * weight over N turns, a scalar whose gradient is minus the policy gradient.
 
-    weight_N: reward to go or advantage. rho is the ratio of the policy that learns to the one that played, at most
-    `max_importance_weight` and without a gradient; it is 1 in the first step on a rollout and left out where that is
-    None.
+    weight_N: reward to go or advantage. rho is the ratio of the learning policy to the playing one, at most
+    `max_importance_weight` and without a gradient; it is 1 in the first step on a rollout and left out if that is None.
     """
     score_N = log_prob_N * weight_N
     if max_importance_weight is not None:

@@ -1,17 +1,16 @@
-"""The Stackelberg and opponent-shaping rules as the published library has them: second derivatives by products of batch
-means.
+"""The Stackelberg and opponent-shaping rules of the published library: second derivatives by products of batch means.
 
-They are here for comparison; `nip_ray.learning.shaping` has the rules that are unbiased. Differences that stay:
+They are here for comparison; `nip_ray.learning.shaping` has the rules that are unbiased. Differences:
 - a mixed second derivative is estimated by products of two first derivatives, each a mean (or sum) over the whole
   batch;
-- the score S is a sum over the batch where losses are means, so the corrections grow with the size of the minibatch;
+- the score S is a sum over the batch but losses are means, so the corrections grow with the size of the minibatch;
 - spg, lola and sos differentiate probabilities, not log-probabilities (`published_losses`);
 - a round in which two agents act counts in both products, so twice.
 
 Three of its defects are not repeated. The inverse Hessian is that of the follower's whole loss and is applied to the
 gradient of the leader's loss, not to a gradient that is identically zero. D, xi and the plain gradients are separate
-objects that nothing changes in place. And the lookahead term is left out, not undefined, where `additional_lola_term`
-turns it off.
+objects, never changed in place. And the lookahead term is left out, not undefined, where `additional_lola_term` turns
+it off.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,8 @@ def published_losses(
 ) -> tuple[Tensor, Tensor]:
     """(A,) the agents' losses L_i = - sum over j of g_ij, and () the score S: the sum of all log-probabilities.
 
-    Arguments as for `dice_losses`. frames: what means are divided by, all learners' live frames together (none: those
-    of live_BR). g_ij is the mean over live frames of pi_j A_i, pi_j = exp(log_prob_j); with both optional arguments, of
+    Arguments as for `dice_losses`. frames: the divisor of means, all learners' live frames together (None: those of
+    live_BR). g_ij is the mean over live frames of pi_j A_i, pi_j = exp(log_prob_j); with both optional arguments, of
     min(rho_j A_i, clip(rho_j, 1 - eps, 1 + eps) A_i), rho_j = exp(log_prob_j - old log_prob_j).
     """
     live_BR1 = live_BR[..., None]
@@ -78,8 +77,7 @@ def published_directions(
     reduce: Reduce = identity,
     inverses: Inverses | None = None,
 ) -> dict[str, Tensor]:
-    """Each agent's flat descent direction (P_a,); arguments as for `directions`, and the score S (this learner's share
-    of it).
+    """Each agent's flat descent direction (P_a,); arguments of `directions`, and the score S (this learner's share).
 
     With S_k = grad_k S, for agent g and each follower f of it (eta_f = 1 for spg and pspg):
 
@@ -89,7 +87,7 @@ def published_directions(
         chi_g = sum of eta_f OS;  H_g = sum of eta_f HG;  D_g = xi_g - chi_g - H_g
 
     spg, pspg, lola, pola: D. sos, psos: xi - H - p chi, see `stable_direction`. If agents lead each other in a circle,
-    everybody follows everybody at once and xi_f stands for D_f. Source: Hammond and Adam-Day, "Neural interactive
+    all agents follow each other at once and xi_f replaces D_f. Source: Hammond and Adam-Day, "Neural interactive
     proofs", ICLR 2025, as their library computes it. Raises UserError for spg and pspg if agents lead each other in a
     circle.
     """
@@ -125,11 +123,10 @@ def published_directions(
 def _coefficients(
     g: str, f: str, gradients: Gradients, scores: Mapping[str, Tensor], above: Mapping[str, Sequence[str]]
 ) -> tuple[Tensor, Tensor]:
-    """C_S(g, f) and C_P(g, f), (P_g,): grad_g L_f and S_g, or where others stand between g and f, through those h at
-    once above f:
+    """C_S(g, f) and C_P(g, f), (P_g,): grad_g L_f and S_g, or with others between g and f, through the h just above f:
 
-    C_S = sum over h of <grad_h L_f, S_h> C_S(g, h) + <grad_h L_f, grad_h L_h> C_P(g, h)
-    C_P = sum over h of <S_h, S_h> C_S(g, h) + <S_h, grad_h L_h> C_P(g, h)
+    C_S = sum over h of <grad_h L_f, S_h> C_S(g, h) + <grad_h L_f, grad_h L_h> C_P(g, h) C_P = sum over h of <S_h, S_h>
+    C_S(g, h) + <S_h, grad_h L_h> C_P(g, h)
     """
     if g in above[f]:
         return gradients[f][g], scores[g]

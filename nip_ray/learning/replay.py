@@ -1,21 +1,19 @@
-"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without a loop over rows
-anywhere.
+"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without loops over rows.
 
 Sources: Lin, "Self-improving reactive agents based on reinforcement learning, planning and teaching", 1992 (replay);
 Schaul et al., "Prioritized experience replay", 2016 (proportional variant: equations 1 and 2, algorithm 1, appendix
 B.2.1).
 
 Decisions that matter here:
-- nothing random has a state: whoever samples brings a generator, made from (seed, purpose, step) by
-  `nip_ray.seeding.generator`. So rows and priorities are all that a checkpoint needs, and they are plain tensors, read
-  back with `weights_only=True`;
-- the sum tree is wide: 32 children a node. A search goes through four levels where a binary tree of a million leaves
-  has twenty, each costing the same few kernels. Sums are always taken again from the children, by the same running sum
-  that is searched: they do not drift, a rebuilt tree equals the old one to the last bit, and a search never ends at a
-  leaf of no weight;
-- importance weights are divided by the largest of their batch, not of all rows: one row of tiny priority that nobody
-  draws would otherwise shrink every step;
-- memory is taken but not touched before rows come, and a checkpoint holds only rows that are there.
+- nothing random has a state: the sampler passes a generator, made from (seed, purpose, step) by
+  `nip_ray.seeding.generator`. So a checkpoint needs only rows and priorities, which are plain tensors, loaded with
+  `weights_only=True`;
+- the sum tree is wide: 32 children a node. A search passes four levels where a binary tree of a million leaves has
+  twenty, each costing the same few kernels. Sums are always recomputed from the children, by the same running sum that
+  is searched: they do not drift, a rebuilt tree is bit-identical, and a search never ends at a leaf of zero weight;
+- importance weights are divided by the largest of their batch, not of all rows: otherwise one row of tiny priority that
+  is never drawn would shrink every step;
+- memory is reserved but not touched before rows come, and a checkpoint holds only existing rows.
 """
 
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ _FANOUT = 32
 
 @dataclass(frozen=True)
 class Field:
-    """What a ring keeps of each row under one name. shape: of one row's value, () for a number."""
+    """A field of each row in a ring. shape: of one row's value, () for a number."""
 
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
@@ -41,8 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Priorities:
-    """How proportional priorities are made of errors: (|error| + floor) ** exponent. Every transition can come up,
-    since floor > 0."""
+    """Proportional priorities of errors: (|error| + floor) ** exponent. All transitions can be drawn, as floor > 0."""
 
     exponent: float
     floor: float = 1e-6
@@ -50,10 +47,10 @@ class Priorities:
 
 @dataclass(frozen=True)
 class Sample:
-    """N rows drawn with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
+    """N rows, with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
     `Replay.update_priorities`.
 
-    weight_N: importance weights, the largest 1; None where all rows are drawn alike.
+    weight_N: importance weights, the largest 1; None for uniform sampling.
     """
 
     rows: dict[str, Tensor]
@@ -64,12 +61,12 @@ class Sample:
 class Ring:
     """The last `capacity` rows of a fixed schema, each field one tensor on one device.
 
-    added: rows that ever came in. size: rows that are there. Row number i (from 0) lies at place i % capacity.
+    added: rows ever added. size: rows present. Row number i (from 0) is at place i % capacity.
     """
 
     def __init__(self, schema: Mapping[str, Field], capacity: int, device: torch.device | str = "cpu") -> None:
-        """Takes capacity * (bytes of a row) of memory on `device`. Raises ValueError for a capacity below 1 or a schema
-        without fields."""
+        """Allocates capacity * (bytes of a row) of memory on `device`. Raises ValueError for a capacity below 1 or a
+        schema without fields."""
         if capacity < 1 or not schema:
             raise ValueError(
                 f"a ring needs at least one row and one field, got {capacity} rows and {len(schema)} fields"
@@ -82,16 +79,15 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """Rows that are there."""
+        """Number of rows."""
         return min(self.added, self.capacity)
 
     @torch.no_grad()
     def add(self, rows: Mapping[str, Tensor]) -> list[slice]:
-        """Take in N rows, field -> (N, *shape), over the oldest; of more than `capacity` the last. Returns the places
-        written.
+        """Add N rows, field -> (N, *shape), over the oldest; beyond `capacity`, the last. Returns their places.
 
-        Devices and number types are converted. Raises ValueError where a field is missing, unknown, of another shape or
-        number of rows, or of a number type that the field's cannot stand for (real numbers into whole ones).
+        Devices and number types are converted. Raises ValueError if a field is missing, unknown, of another shape or
+        number of rows, or of a number type that the field cannot represent (real numbers in integers).
         """
         count = self._count(rows)
         skipped = max(0, count - self.capacity)
@@ -112,13 +108,12 @@ class Ring:
         return {name: store.index_select(0, slot_N) for name, store in self.store.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies in main memory of the rows that are there, and how many ever were."""
+        """Copies in main memory of the rows, and the number ever added."""
         rows = {name: store[: self.size].to("cpu", copy=True) for name, store in self.store.items()}
         return {"rows": rows, "added": torch.tensor(self.added), "capacity": torch.tensor(self.capacity)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises UserError where it is of another capacity or schema; the ring is then
-        unchanged."""
+        """The inverse of `state_dict`. Raises UserError for another capacity or schema; the ring is then unchanged."""
         capacity, added = int(state["capacity"]), int(state["added"])
         if capacity != self.capacity:
             raise UserError(
@@ -172,15 +167,15 @@ class SumTree:
         return _sum(self.levels[-1])[0]
 
     def set(self, slot_N: Tensor, weight_N: Tensor) -> None:
-        """Give the leaves `slot_N` (int64) the weights `weight_N`, which are finite and >= 0; of one named twice the
-        larger counts."""
+        """Set weights of the leaves `slot_N` (int64) to `weight_N`, finite and >= 0; the larger of duplicates
+        counts."""
         self.leaves.scatter_reduce_(0, slot_N, weight_N.to(self.leaves.dtype), "amax", include_self=False)
         for lower, upper in pairwise(self.levels):
             slot_N = slot_N // _FANOUT
             upper.view(-1)[slot_N] = _sum(lower[slot_N])
 
     def fill(self, start: int, stop: int, weight: Tensor) -> None:
-        """Give the leaves from `start` up to `stop` one weight: a scalar, or (stop - start,)."""
+        """Set the leaves from `start` up to `stop` to one weight: a scalar, or (stop - start,)."""
         self.leaves[start:stop] = weight
         for lower, upper in pairwise(self.levels):
             start, stop = start // _FANOUT, (stop - 1) // _FANOUT + 1
@@ -189,14 +184,14 @@ class SumTree:
     def find(self, mass_N: Tensor) -> Tensor:
         """(N,) int64: for each mass the first leaf at which the running sum of all weights exceeds it.
 
-        mass_N: double precision, from 0 to the total, which must be above 0; at the total it is the last leaf of any
-        weight.
+        mass_N: double precision, from 0 to the total, which must be above 0; at the total it is the last leaf of
+        nonzero weight.
         """
         slot_N = torch.zeros_like(mass_N, dtype=torch.int64)
         zero = torch.zeros((), dtype=mass_N.dtype, device=mass_N.device)
         for level in reversed(self.levels):
             running_NF = level[slot_N].cumsum(-1)
-            # roundings may have lifted it to the block's end
+            # rounding may have lifted it to the block's end
             mass_N = torch.minimum(mass_N, torch.nextafter(running_NF[:, -1], zero))
             child_N = (running_NF <= mass_N[:, None]).sum(-1)
             before_N = running_NF.gather(-1, (child_N - 1).clamp_min(0)[:, None]).squeeze(-1)
@@ -206,10 +201,10 @@ class SumTree:
 
 
 class Replay:
-    """A ring of rows and how they are drawn: all alike, or in proportion to priorities.
+    """A ring of rows with uniform sampling, or in proportion to priorities.
 
-    ring: the rows. tree: their priorities, None where all are alike. New rows have the highest priority that ever was,
-    1 at first.
+    ring: the rows. tree: their priorities, None for uniform sampling. New rows have the highest priority so far, 1 at
+    first.
     """
 
     def __init__(
@@ -219,18 +214,18 @@ class Replay:
         device: torch.device | str = "cpu",
         priorities: Priorities | None = None,
     ) -> None:
-        """priorities: None to draw all rows alike. Raises ValueError as `Ring` does."""
+        """priorities: None for uniform sampling. Raises ValueError as `Ring` does."""
         self.ring, self.priorities = Ring(schema, capacity, device), priorities
         self.tree = None if priorities is None else SumTree(capacity, device)
         self._highest = torch.ones((), dtype=torch.float64, device=device)
 
     @property
     def size(self) -> int:
-        """Rows that are there."""
+        """Number of rows."""
         return self.ring.size
 
     def add(self, rows: Mapping[str, Tensor]) -> None:
-        """Take in N rows, field -> (N, *shape); see `Ring.add`."""
+        """Add N rows, field -> (N, *shape); see `Ring.add`."""
         for place in self.ring.add(rows):
             if self.tree is not None:
                 self.tree.fill(place.start, place.stop, self._highest)
@@ -238,9 +233,9 @@ class Replay:
     def sample(self, count: int, generator: torch.Generator, importance_exponent: float = 1.0) -> Sample:
         """`count` rows, drawn with replacement from `count` random numbers of `generator` (on any device).
 
-        By priority, one is drawn from each of `count` equal parts of the sum of priorities, so that rows come in the
-        order of their places, and each as often as its share says to within two. importance_exponent: beta of the
-        weights w = (size * P) ** -beta, given as w / max w. Raises ValueError on an empty buffer.
+        By priority, one is drawn from each of `count` equal parts of the sum of priorities, so that rows are in the
+        order of their places, and each as often as its share to within two. importance_exponent: beta of the weights
+        w = (size * P) ** -beta, given as w / max w. Raises ValueError on an empty buffer.
         """
         if not self.size:
             raise ValueError("replay buffer: nothing to sample, it is empty")
@@ -256,10 +251,10 @@ class Replay:
         return Sample(ring.read(slot_N), slot_N, weight_N.float())
 
     def update_priorities(self, slot_N: Tensor, error_N: Tensor) -> None:
-        """Give the rows at `slot_N` (of the last sample, before rows were added) the priorities of their new errors,
+        """Set the priorities of the rows at `slot_N` (of the last sample, before rows were added) by their new errors,
         finite numbers.
 
-        Nothing happens where all rows are drawn alike.
+        Does nothing for uniform sampling.
         """
         if self.tree is None or self.priorities is None:
             return
@@ -276,10 +271,9 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`: the next samples are those of the buffer that was saved.
+        """The inverse of `state_dict`: the next samples are those of the saved buffer.
 
-        Raises UserError where that had another capacity or schema, or priorities where this one has none or the other
-        way round.
+        Raises UserError for another capacity or schema, or if only one of the two has priorities.
         """
         if ("priority" in state) != (self.tree is not None):
             had = "priorities" if "priority" in state else "no priorities"
@@ -293,5 +287,5 @@ class Replay:
 
 
 def _sum(block_NF: Tensor) -> Tensor:
-    """(N,): by the running sum that a search sees, not by `sum`, whose order of additions may be another."""
+    """(N,): by the running sum of a search, not by `sum`, which may add in another order."""
     return block_NF.cumsum(-1)[:, -1]

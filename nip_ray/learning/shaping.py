@@ -2,19 +2,18 @@
 
 Decisions that matter here:
 - a loss is one scalar graph whose derivatives of every order are right: an exact game value, or the sampled surrogate
-  `dice_losses`. Everything else is automatic differentiation: mixed products by differentiating a gradient again, never
-  a full Jacobian;
+  `dice_losses`. The rest is automatic differentiation: mixed products by differentiating a gradient again, never a full
+  Jacobian;
 - learners may each hold a share of the losses. Every gradient and product is linear in the local losses and is summed
-  over the learners (`reduce`) before anything is multiplied by it. The order and sizes of these sums depend on
-  arguments alone, never on values;
-- a first gradient is differentiated again only where a rule asks for it. That graph is dropped with the leader whose
-  turn it was, or at the end; the losses' own graph is kept, so callers may differentiate other losses of the same
-  networks afterwards. Beyond a plain gradient, spg holds one such graph for each follower's network, the other rules a
-  second one, for one leader at a time. Wide layers need about 2.7 times the memory of plain gradients for spg and a
-  leader's lola or sos, 3.5 times where everyone shapes everyone.
+  over the learners (`reduce`) before any multiplication. The order and sizes of these sums depend on arguments alone,
+  never on values;
+- a first gradient is differentiated again only if a rule needs it. That graph is dropped with its leader, or at the
+  end; the losses' own graph is kept, so callers may differentiate other losses of the same networks afterwards. Beyond
+  a plain gradient, spg holds one such graph for each follower's network, the other rules a second one, for one leader
+  at a time. Wide layers need about 2.7 times the memory of plain gradients for spg and a leader's lola or sos, 3.5
+  times if all agents shape each other.
 
-Symbols: xi_a = grad_a L_a; H_ff = grad_f grad_f L_f; <u, v> is a dot product; eta_f is the step that follower f is
-supposed to take.
+Symbols: xi_a = grad_a L_a; H_ff = grad_f grad_f L_f; <u, v> is a dot product; eta_f is the assumed step of follower f.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,8 +41,7 @@ def identity(vector: Tensor) -> Tensor:
 
 
 def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -> None:
-    """Raises UserError, naming the agents, unless each of `agents` and nobody else stands exactly once in the groups of
-    `sequence`."""
+    """Raise UserError, naming the agents, unless exactly each of `agents` is in the groups of `sequence` once."""
     named = [agent for group in sequence for agent in group]
     faults = {
         "misses": [agent for agent in agents if agent not in named],
@@ -55,7 +53,7 @@ def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -
         found.append("has an empty group")
     if found:
         raise UserError(
-            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must stand in exactly one group,"
+            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must be in exactly one group,"
             " leaders first"
         )
 
@@ -63,10 +61,9 @@ def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -
 def leader_follower_map(
     agents: Sequence[str], sequence: Sequence[Sequence[str]], mutual: bool
 ) -> dict[str, tuple[str, ...]]:
-    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` everyone else (`sequence`
-    is not read).
+    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` all others.
 
-    Raises UserError where `check_sequence` does.
+    Raises UserError as `check_sequence` does.
     """
     if mutual:
         return {agent: tuple(other for other in agents if other != agent) for agent in agents}
@@ -92,10 +89,9 @@ def dice_losses(
     differentiated twice.
 
     log_prob_BRA: of each agent's action in each round, with graph, zero outside its turns. advantage_BRA: agent i's
-    return from round t on, less a baseline that may depend on anything that came before the actions of round t, and on
-    none of them. live_BR: bool, false after the end. copies: what to divide by, all learners' copies together (none:
-    B). With s_t the round's log-probabilities summed over agents, S_t the sum of the earlier s, and | marking what is
-    constant:
+    return from round t on, less a baseline that may depend on anything before the actions of round t, but not on them.
+    live_BR: bool, false after the end. copies: the divisor, all learners' copies together (None: B). With s_t the
+    round's log-probabilities summed over agents, S_t the sum of the earlier s, and | marking constants:
 
         w_t = exp(S_t - S_t|);  c_it = u_t A_it, u_t = exp(s_t - s_t|)                    without old_log_prob_BRA
         c_it = min(u_t A_it, clip(u_t, 1 - eps, 1 + eps) A_it), u_t = exp(s_t - old s_t)  with both optional arguments
@@ -105,11 +101,11 @@ def dice_losses(
     et al., "Proximal policy optimization algorithms", 2017, equation 7 (clip).
 
     The first form is unbiased for samples of the current policies. Every derivative is a sum, over copies, of products
-    of scores and advantages of one and the same copy: the first is A_t grad s_t, the second A_t (grad s_t grad s_t^T +
-    grad grad s_t + grad S_t grad s_t^T + grad s_t grad S_t^T), and each has the expectation of the value's derivative,
-    since a round's score has mean 0 given the past. An estimate that multiplies one batch mean with another estimates
-    E[x] E[y] where E[x y] is meant. The clipped form has the same derivatives at the old policies; elsewhere it is
-    biased, like PPO's.
+    of scores and advantages of the same copy: the first is A_t grad s_t, the second A_t (grad s_t grad s_t^T + grad
+    grad s_t + grad S_t grad s_t^T + grad s_t grad S_t^T), and each has the expectation of the value's derivative, since
+    a round's score has mean 0 given the past. An estimate that multiplies one batch mean with another estimates E[x]
+    E[y] where E[x y] is meant. The clipped form has the same derivatives at the old policies; elsewhere it is biased,
+    like PPO's.
     """
     round_BR = log_prob_BRA.sum(-1)
     past_BR = round_BR.cumsum(-1) - round_BR
@@ -146,21 +142,21 @@ def directions(
     losses: each agent's scalar. followers: all agents that each agent leads; parameters of different agents must not be
     shared. step_sizes: eta of each follower (not read by spg and pspg). generator: read by ihvp "nystrom", and in the
     same state on every learner. reduce: the sum of a detached flat vector over learners, each of which holds its share
-    of the losses. inverses: for spg and pspg, by follower, products with its inverse Hessian from an earlier call, to
-    be used again; those missing are added to it. independent: the same losses from other samples. A term of second
-    order is a product of two expectations, grad_f L_l among them; both factors from the same samples would add their
-    covariance to it, which for long episodes is larger than the term itself. So the factors without a graph come from
-    here and those with one from `losses`; plain gradients are the mean of both. Exact losses need none.
+    of the losses. inverses: for spg and pspg, by follower, products with its inverse Hessian from an earlier call;
+    missing ones are added. independent: the same losses from other samples. A term of second order is a product of two
+    expectations, grad_f L_l among them; both factors from the same samples would add their covariance to it, which for
+    long episodes is larger than the term itself. So the factors without a graph come from here and those with one from
+    `losses`; plain gradients are the mean of both. Exact losses need none.
 
     spg, pspg: D_l = xi_l - grad_l <xi_f, x_f> with x_f = (H_ff + rho I)^-1 v_f and v_f = grad_f L_l: the total
     derivative of L_l at followers who stay at their best response (implicit function theorem; Fiez, Chasnov and
-    Ratliff, "Implicit learning dynamics in Stackelberg games", ICML 2020). Followers are taken from the last level up,
-    and those that lead others pass on what these do: v_f = grad_f L_l - sum of grad_f <xi_g, x_g> over the g that f
-    leads. This is an approximation with more than one follower: f's best response is to its own loss with everybody
-    below or beside it held fixed, so H_ff is block by block.
+    Ratliff, "Implicit learning dynamics in Stackelberg games", ICML 2020). Followers are processed from the last level
+    up, and those that lead others pass on the effect of these: v_f = grad_f L_l - sum of grad_f <xi_g, x_g> over the g
+    that f leads. This is an approximation with more than one follower: f's best response is to its own loss with all
+    agents below or beside it held fixed, so H_ff is block by block.
 
     lola, pola: D_l = xi_l - sum over f of eta_f (grad_l <xi_f, grad_f L_l> + grad_l <grad_f L_l, D_f>): the derivative
-    of L_l after one step of the followers, through that step (shaping) and at where it leads (lookahead, which
+    of L_l after one step of the followers, through that step (shaping) and at its result (lookahead, which
     `additional_lola_term` turns off for these two). D_f is the follower's own direction, xi_f if agents lead each other
     in a circle. Foerster et al., "Learning with opponent-learning awareness", AAMAS 2018, section 4; the full form is
     LOLA of Letcher et al. below, section 3.
@@ -198,8 +194,7 @@ def directions(
 def stable_direction(
     xi: Mapping[str, Tensor], lookahead: Mapping[str, Tensor], chi: Mapping[str, Tensor], settings: StackelbergSettings
 ) -> dict[str, Tensor]:
-    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) have their step sizes in
-    them.
+    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) include step sizes.
 
     Over all agents' vectors together, p = min(p1, p2): p1 = 1 if <-chi, xi0> >= 0, else min(1, -a |xi0|^2 / <-chi,
     xi0>), so shaping never turns xi0 around; p2 = |xi|^2 if |xi| < b, else 1, so it fades near fixed points. a is
@@ -216,8 +211,7 @@ def stable_direction(
 
 
 def processing_order(followers: Followers, settings: StackelbergSettings) -> list[str] | None:
-    """All agents, each after those it leads; None if agents lead each other in a circle (UserError for spg and
-    pspg)."""
+    """All agents, each after those it leads; None if they lead each other in a circle (UserError for spg and pspg)."""
     try:
         return list(TopologicalSorter(followers).static_order())
     except CycleError:
@@ -233,14 +227,14 @@ def processing_order(followers: Followers, settings: StackelbergSettings) -> lis
 class Game:
     """Gradients of all agents' losses and products with their second derivatives, summed over learners.
 
-    own: xi of every agent, (P_a,). graphs: of the agents in `again`, this learner's share of xi tensor by tensor, to be
-    differentiated.
+    own: xi of every agent, (P_a,). graphs: for the agents in `again`, this learner's share of xi by tensor,
+    differentiable.
     """
 
     def __init__(
         self, losses: Mapping[str, Tensor], parameters: Parameters, again: Collection[str], reduce: Reduce
     ) -> None:
-        """Takes every agent's gradient of its own loss; one sum over learners."""
+        """Compute every agent's gradient of its own loss; one sum over learners."""
         self.losses, self.parameters, self.reduce = losses, parameters, reduce
         self.empty = next(iter(losses.values())).detach().new_zeros(0)
         parts = {agent: _gradients([loss], [None], parameters[agent], agent in again) for agent, loss in losses.items()}
@@ -248,7 +242,7 @@ class Game:
         self.graphs = {agent: parts[agent] for agent in losses if agent in again}
 
     def flat(self, parts: Sequence[Tensor | None], agent: str) -> Tensor:
-        """(P_a,), detached, zero where nothing is."""
+        """(P_a,), detached, zero where missing."""
         filled = [
             torch.zeros_like(p) if part is None else part for part, p in zip(parts, self.parameters[agent], strict=True)
         ]
@@ -261,8 +255,7 @@ class Game:
     def cross(
         self, loss: Tensor, agents: Sequence[str], again: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, list[Tensor | None]]]:
-        """grad_a of a loss for each of `agents`: (P_a,) summed, and this learner's share by tensors, with graph if
-        `again`."""
+        """grad_a of a loss per agent: (P_a,) summed, and this learner's share by tensors, with graph if `again`."""
         parts = self.by_agent(
             _gradients([loss], [None], [p for agent in agents for p in self.parameters[agent]], again), agents
         )
@@ -300,7 +293,7 @@ class Game:
 def inverse_products(
     game: Game, settings: StackelbergSettings, generator: torch.Generator, kept: Inverses | None
 ) -> Inverses:
-    """Products with the inverse Hessian of every follower: those in `kept`, and the others, which are added to it."""
+    """Products with the inverse Hessian of every follower: those in `kept`, and new ones, which are added to it."""
     found = {} if kept is None else kept
     for follower in game.graphs:
         if follower not in found:
@@ -311,8 +304,7 @@ def inverse_products(
 def _total_derivative(
     game: Game, other: Game, followers: Followers, leader: str, order: Sequence[str], inverses: Mapping[str, Product]
 ) -> Tensor:
-    """(P,): the leader's direction under spg, from the last followers up; those with the same leaders share one
-    product."""
+    """(P,): the leader's direction under spg, from the last followers up; equal leaders share one product."""
     led = followers[leader]
     if not led:
         return game.own[leader]
@@ -338,7 +330,7 @@ def _one_step(
     lookahead: bool,
     apart: bool,
 ) -> list[Tensor]:
-    """The leader's shaping and lookahead (P,) with their step sizes, apart or already added."""
+    """The leader's shaping and lookahead (P,) with their step sizes, separate or added."""
     if not led:
         return [torch.zeros_like(game.own[leader])] * (2 if apart else 1)
     if other is game:

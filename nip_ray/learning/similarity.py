@@ -1,10 +1,10 @@
-"""How alike two agents choose, turn by turn: what zero knowledge pays for, and what evaluation reports.
+"""Similarity of two agents' choices, turn by turn: the zero-knowledge payment, and a metric of evaluation.
 
-Everything here compares the adversarial verifier's turn with the simulator's in the same copy and round. Each of them
-saw its own conversation only. Both functions are pure; `similarity` can be differentiated, since what it pays for is a
-function of the two agents' logits and not of what was drawn from them: by a score-function estimate alone a simulator
-would learn nothing from its own turn. Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025,
-zero-knowledge proofs; the cosines are the library's.
+Everything here compares the adversarial verifier's turn with the simulator's in the same copy and round. Each saw only
+its own conversation. Both functions are pure; `similarity` can be differentiated, since it is a function of the two
+agents' logits and not of their draws: from a score-function estimate alone a simulator would learn nothing from its own
+turn. Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, zero-knowledge proofs; the cosines are the
+library's.
 """
 
 import torch
@@ -14,13 +14,11 @@ from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 
 
 def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Tensor:
-    """(N,) in [-2, 2]: cos(message logits) + cos(decision logits) of N turns of each, row by row the same copy and
-    round.
+    """(N,) in [-2, 2]: cos(message logits) + cos(decision logits) of N turns of each, in the same copies and rounds.
 
     Logits are flattened over factors and symbols. Factors in which the adversary is silent are zero; so is the decision
-    where its decision cannot count, and where either agent has none. A cosine with a zero vector is 0. Linear messages
-    take no part. legacy: as published: what cannot be said (logit -1e9 for both) takes part, and then decides the
-    cosine all by itself.
+    if its decision cannot count, or if either agent has none. A cosine with a zero vector is 0. Linear messages are
+    ignored. legacy: as published: illegal symbols (logit -1e9 for both) are included, and then dominate the cosine.
     """
     first, second = adversary.message, simulator.message
     if not legacy:
@@ -34,11 +32,10 @@ def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Te
 
 
 def choice_distances(adversary: Policy, simulator: Policy) -> Tensor:
-    """(N, 2) in [0, 1]: how far apart the two choose in N turns, as total variation: half the sum of |p - q| over all
-    choices.
+    """(N, 2) in [0, 1]: the distance of the two choices in N turns, as total variation: half the sum of |p - q|.
 
-    First the mean over the message factors in play, linear ones included; then the decision. -1 where there is nothing
-    to compare: no factor in play, a decision that cannot count, an agent without one.
+    First the mean over the message factors in play, linear ones included; then the decision. -1 if there is nothing to
+    compare: no factor in play, a decision that cannot count, an agent without one.
     """
     speaks = adversary.speaks.to(adversary.message.dtype)
     total, factors = (_variation(adversary.message, simulator.message) * speaks).sum(-1), speaks.sum(-1)
@@ -52,7 +49,7 @@ def choice_distances(adversary: Policy, simulator: Policy) -> Tensor:
 
 
 def _cosine(first_ND: Tensor, second_ND: Tensor) -> Tensor:
-    """(N,): with finite gradients also where a vector is zero."""
+    """(N,): with finite gradients also at zero vectors."""
     return (_unit(first_ND) * _unit(second_ND)).sum(-1)
 
 

@@ -1,5 +1,4 @@
-"""One loop of gradient steps on one optimizer, for what learns beside the engine: pretraining, message regression,
-attackers."""
+"""A gradient loop on one optimizer, for learning outside the engine: pretraining, message regression, attackers."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +14,7 @@ def fit(
     batches: Iterable[Tensor],
     max_grad_norm: float | None = None,
 ) -> None:
-    """One step along the gradient of `loss` (a scalar) of each of the batches, which hold indices of rows.
+    """One step along the gradient of `loss` (a scalar) for each of the batches, which hold indices of rows.
 
     max_grad_norm: of each step (None: no clipping).
     """

@@ -1,8 +1,8 @@
-"""Policy gradient on the tokens of language agents: advantages of turns, and the loss on the tokens that were drawn.
+"""Policy gradient on the tokens of language agents: advantages of turns, and the loss on sampled tokens.
 
-N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself drew, the end of its reply
-included. A turn's return is `nip_ray.learning.policy_gradient.returns_to_go` at its round: what its agent is paid from
-there on, discounted per protocol round.
+N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself sampled, the end of its reply
+included. A turn's return is `nip_ray.learning.policy_gradient.returns_to_go` at its round: its agent's discounted
+reward from there on, per protocol round.
 
 Sources, by the names used below:
 - PPO: Schulman et al., "Proximal policy optimization algorithms", 2017 (1707.06347);
@@ -23,21 +23,19 @@ from torch import Tensor
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
 
-_LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
+_LARGEST_LOG_RATIO = 20.0  # an infinite ratio times zero advantage is NaN
 MAXIMUM = "_max"
-"""How names of figures end of which the largest counts, and not the mean."""
+"""Suffix of metrics whose maximum counts, not the mean."""
 _TAKEN = {"tokens", "loss", "entropy", "kl", "logprob_difference", "grad_norm", "steps", "staleness"}
-"""Figures of a step that do not come from the surrogate."""
-_TAKEN |= {"return", "groups_equal", "groups_alone"}  # of an agent, after whom its group may be called
+"""Metrics of a step that do not come from the surrogate."""
+_TAKEN |= {"return", "groups_equal", "groups_alone"}  # of an agent, and a group may have its agent's name
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone
-    have a single turn, and num_equal several turns of one and the same return. The turns of both have no advantage.
-    (All 0 where no groups are formed.)
-    """
+    """advantage_N: of each turn. num_groups: groups of turns that are compared; of these num_alone have a single turn,
+    and num_equal several turns with equal returns. The turns of both have no advantage. (All 0 without groups.)"""
 
     advantage_N: Tensor
     num_groups: int = 0
@@ -52,10 +50,9 @@ class Advantages:
 
 @dataclass(frozen=True)
 class AgentTurns:
-    """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N:
-    which dialogue each belongs to; a dialogue's turns stand next to each other or in the order of rounds. roles: the
-    role that the agent knows of in each, None for none (empty: in none of them).
-    """
+    """N turns of one agent, as played. return_N: see the module. group_N: see `group_numbers`. dialogue_N: the dialogue
+    of each; a dialogue's turns are adjacent or in the order of rounds. roles: the role that the agent knows of in each,
+    None for none (empty: in none of them)."""
 
     agent: str
     return_N: Tensor
@@ -67,8 +64,8 @@ class AgentTurns:
 def turn_advantages(
     turns: AgentTurns, baselines: Mapping[str, float], settings: PolicyGradientSettings
 ) -> tuple[Advantages, dict[str, float]]:
-    """(advantages, new baselines of agents) by `settings.advantage`; what a kind has no use for is not read. See
-    `role_advantages`."""
+    """(advantages, new baselines of agents) by `settings.advantage`; arguments that a kind does not need are not read.
+    See `role_advantages`."""
     return_N = turns.return_N
     if settings.advantage == "none":
         return Advantages(return_N.clone()), dict(baselines)
@@ -84,12 +81,11 @@ def turn_advantages(
 
 
 def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
-    """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of
-    one group.
+    """(N,): the number of each turn's group, from 0 in the order of first appearance; equal keys form a group.
 
-    keys: a value for each turn. Turns of one agent are comparable when they answer the same item, in the same round,
-    against the same opponents, and it knows of the same role. A turn that only some dialogues of an item have is
-    compared with those that have it.
+    keys: a value for each turn. Turns of one agent are comparable if they answer the same item, in the same round,
+    against the same opponents, with the same known role. A turn that only some dialogues of an item have is compared
+    with those that have it.
     """
     numbers: dict[tuple[Hashable, ...], int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)], dtype=torch.long)
@@ -98,13 +94,12 @@ def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
 def group_advantages(
     return_N: Tensor, group_N: Tensor, leave_one_out: bool = False, normalise: bool = False
 ) -> Advantages:
-    """Returns less what the other turns of the group earned. group_N: group numbers, each from 0 to the largest
-    occurring.
+    """Returns less those of the other turns of the group. group_N: group numbers, each from 0 to the largest occurring.
 
-    R_i - mean(R), divided by std(R) + 1e-6 if `normalise` (GRPO, section 4.1.2; std over the group's G turns, not G -
-    1). leave_one_out: R_i - the mean of the others, which is G / (G - 1) (R_i - mean(R)) (RLOO), without a deviation. A
-    group whose returns are all equal, or with one turn, has advantage 0 exactly: rounding of the mean must not be
-    divided by a deviation of nothing.
+    R_i - mean(R), divided by std(R) + 1e-6 if `normalise` (GRPO, section 4.1.2; std over the group's G turns, not
+    G - 1). leave_one_out: R_i - the mean of the others, which is G / (G - 1) (R_i - mean(R)) (RLOO), without a
+    deviation. A group with equal returns, or with one turn, has advantage 0 exactly: rounding of the mean must not be
+    divided by a zero deviation.
     """
     if not len(return_N):
         return Advantages(return_N.clone())
@@ -128,15 +123,14 @@ def role_advantages(
 ) -> tuple[Tensor, dict[str, float]]:
     """(advantage_N, new baselines): role-conditioned advantage estimation (SPIRAL, section on RAE).
 
-    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a
-    role's are taken in the order in which they appear. baselines: role -> moving average of its returns; a role without
-    one starts at 0, as published.
+    roles: of each turn (an agent, and the role that it knows of). dialogues: of each turn; a role's are processed in
+    order of appearance. baselines: role -> moving average of its returns; a new role starts at 0, as published.
 
         A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this
         dialogue)
 
-    SPIRAL moves b before it is subtracted, which only multiplies every advantage by `decay`; so b here knows nothing of
-    the turn itself.
+    SPIRAL moves b before it is subtracted, which only multiplies every advantage by `decay`; so b here is independent
+    of the turn itself.
     """
     rows: dict[tuple[int, str], list[int]] = {}
     for row, key in enumerate(zip(dialogues, roles, strict=True)):
@@ -152,17 +146,15 @@ def role_advantages(
 
 @dataclass(frozen=True)
 class LossFigures:
-    """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its
+    """A part's figures of a step on a minibatch. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its
     share of the loss). maxima: name -> largest over its tokens. Scalars without gradients; those of parts and of
-    learners are joined by `join`.
-    """
+    learners are combined by `join`."""
 
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
 
     def metrics(self) -> dict[str, float]:
-        """loss; means over tokens (the surrogate's, entropy, kl where there is a start model); maxima (also
-        logprob_difference)."""
+        """loss; means over tokens (the surrogate's, entropy, kl to a start model); maxima (also logprob_difference)."""
         tokens = self.sums["tokens"].clamp_min(1)
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
         return {
@@ -173,7 +165,7 @@ class LossFigures:
 
 
 def join(parts: Iterable[LossFigures]) -> LossFigures:
-    """The figures of several parts (at least one) together."""
+    """The figures of several parts (at least one), combined."""
     first, *rest = parts
     sums, maxima = dict(first.sums), dict(first.maxima)
     for part in rest:
@@ -189,8 +181,8 @@ def log_probs_and_entropy(
     logits), in float32.
 
     log_prob = z_token - log sum exp z and entropy = log sum exp z - sum softmax(z) z, with z = logits / temperature: of
-    the distribution that was drawn from. A logit of minus infinity is a token that could not be drawn.
-    entropy_gradient: else the entropy has none, and costs no memory.
+    the sampling distribution. A logit of minus infinity is an impossible token. entropy_gradient: if False the entropy
+    has none, and costs no memory.
     """
     scaled_NTV = logits_NTV.float() / temperature
     log_total_NT = scaled_NTV.logsumexp(-1)
@@ -211,8 +203,8 @@ def token_weights(
 ) -> Tensor:
     """(N, T): the weight of each token in the loss; zero outside the mask.
 
-    num_tokens, num_turns: of the whole minibatch, over its parts and over all learners, so that their losses add up to
-    that of the minibatch. max_tokens: the most tokens of a reply.
+    num_tokens, num_turns: of the whole minibatch, over its parts and over all learners, so that their losses add up.
+    max_tokens: maximum length of a reply.
 
     token: 1 / num_tokens (DAPO, section 3.3). turn: 1 / (num_turns max_tokens), sums over turns without their own
     lengths (Dr. GRPO). turn_mean: 1 / (num_turns length), the mean of the turns' means (GRPO, equation 3).
@@ -236,7 +228,7 @@ def clipped_surrogate(
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, equation 7; the two bounds apart: DAPO, section 3.1).
 
     rho is exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences
-    (GSPO, equation 7), which then stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight
+    (GSPO, equation 7), which is then used at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight
     A grad log_prob.
     """
     log_ratio_NT = log_prob_NT - old_log_prob_NT
@@ -253,7 +245,7 @@ def clipped_surrogate(
 
 
 def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
-    """Return True if the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
+    """Return True if the loss on sampled tokens is exactly that of PPO with a ratio per token."""
     ratio = settings.ratio if surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings) else None
     return ratio == "token" and not settings.kl_coefficient
 
@@ -266,19 +258,18 @@ def loss_of(
     mask_NT: Tensor,
     settings: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What `surrogate` gives. Raises UserError where that is not a loss with a gradient, and figures with names of
-    their own."""
+    """The result of `surrogate`. Raises UserError unless it is a loss with a gradient, and metrics with new names."""
     given = surrogate(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings)
     place = f"algorithm {settings.name!r}: loss"
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
-        raise UserError(f"{place} gives {reprlib.repr(given)}, expected (loss_NT, figures by name)")
+        raise UserError(f"{place} returned {reprlib.repr(given)}, expected (loss_NT, metrics by name)")
     if any(
         not isinstance(value_NT, Tensor) or value_NT.shape != mask_NT.shape
         for value_NT in (given[0], *given[1].values())
     ):
-        raise UserError(f"{place} and its figures must be a number for each token, of the shape of mask_NT")
+        raise UserError(f"{place} and its metrics must have the shape of mask_NT, one number for each token")
     if taken := sorted(given[1].keys() & _TAKEN):
-        raise UserError(f"{place} gives a figure {taken[0]}, which the run itself has, use another name")
+        raise UserError(f"{place} returned a metric {taken[0]}, which the run itself has, use another name")
     if log_prob_NT.requires_grad and not given[0].requires_grad:
         raise UserError(f"{place} has no gradient with respect to log_prob_NT, compute it from that without detach")
     return given[0], dict(given[1])
@@ -297,10 +288,9 @@ def token_loss(
 ) -> tuple[Tensor, LossFigures]:
     """(loss, figures): sum over tokens of weight (surrogate + kl_coefficient KL - entropy_coefficient entropy).
 
-    What stands outside the mask is not read. log_prob_NT, entropy_NT: of the policy that learns, see
-    `log_probs_and_entropy`. old_log_prob_NT: as recorded when the tokens were drawn, also by an earlier policy.
-    start_log_prob_NT: of the start model; None where there is none, and then no KL. surrogate: the loss of the rule; it
-    is given zeros outside the mask.
+    Values outside the mask are not read. log_prob_NT, entropy_NT: of the learning policy, see `log_probs_and_entropy`.
+    old_log_prob_NT: as recorded at sampling, also by an earlier policy. start_log_prob_NT: of the start model; None for
+    no KL. surrogate: the loss of the rule; it receives zeros outside the mask.
 
     KL, with d = start_log_prob - log_prob, on the drawn tokens: k3 = exp(d) - 1 - d (GRPO, equation 4), never negative,
     unbiased for KL(policy || start) on the policy's own tokens; its gradient (1 - exp(d)) grad log_prob is in
@@ -317,7 +307,7 @@ def token_loss(
     counted = {**told, "entropy": entropy_NT}
     if start_log_prob_NT is not None:
         distance_NT = torch.where(drawn_NT, start_log_prob_NT - log_prob_NT, 0.0)
-        # beyond, the tangent: a gradient that stays large, of the right sign
+        # beyond it, the tangent: a gradient that stays large, of the right sign
         near_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO)
         k3_NT = near_NT.expm1() + near_NT.exp() * (distance_NT - near_NT) - distance_NT
         counted["kl"] = k3_NT
@@ -333,14 +323,14 @@ def token_loss(
 
 
 def no_figures(settings: TokenTrainingSettings, kl: bool, surrogate: Surrogate, device: torch.device) -> LossFigures:
-    """Those of no turns at all, under the names that others have. kl: of a loss with a start model."""
+    """The figures of no turns, under the usual names. kl: of a loss with a start model."""
     zero_NT = torch.zeros(1, 1, device=device)
     rows = (zero_NT, zero_NT, zero_NT, zero_NT[0], zero_NT, zero_NT)
     return token_loss(*rows, settings, zero_NT if kl else None, surrogate)[1]
 
 
 def not_finite(what: str) -> TrainingError:
-    """What ends a run whose next step would spoil its weights."""
+    """The error that ends a run whose next step would spoil its weights."""
     return TrainingError(
         f"learning broke off: {what}; begin a run with a lower algorithm.learning_rate (warm-up: warmup_learning_rate)"
     )

@@ -1,15 +1,15 @@
-"""Turns of language agents as rows of tokens to learn from: every distinct beginning is computed once.
+"""Turns of language agents as rows of tokens to learn from: every distinct prefix is computed once.
 
 Decisions that matter here:
-- what a model is given for a turn is its prompt and all of its reply but the last token. Where that is the beginning of
-  another turn's (earlier turns of a dialogue, equal replies to one prompt), both are read off one row. Causal attention
-  sees to it that nothing changes;
+- the model's input for a turn is its prompt and all of its reply but the last token. If that is a prefix of another
+  turn's (earlier turns of a dialogue, equal replies to one prompt), both are read off one row; causal attention makes
+  this exact;
 - rows that share at least half with another (other replies to one prompt) branch off it: one row holds them all, one
-  branch after the other, and a token attends to what is before it in its own row;
-- rows are sorted by length and cut into parts of at most so many tokens, padding included. Padding stands at the right,
+  branch after the other, and a token attends to those before it in its own row;
+- rows are sorted by length and cut into parts of a maximum number of tokens, padding included. Padding is at the right,
   where causal attention never looks, so no mask is needed;
-- a part has whole turns. Whatever weighs tokens by sums over the minibatch is told these sums, so gradients of parts
-  add up to the minibatch's whatever the parts are.
+- a part has whole turns. Token weights use the sums of the whole minibatch, so gradients of parts add up to the
+  minibatch's for any division.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 LONGEST_TREES = (512, 4096)
-"""The most tokens of a row that branches: for narrow models, and for any."""
+"""Maximum tokens of a row that branches: for narrow models, and for any."""
 
 
 def longest_tree(width: int) -> int:
-    """The most tokens of a row that branches, for a model of this width.
+    """Maximum tokens of a row that branches, for a model of this width.
 
-    A token's attention to the other branches is computed for nothing, in proportion to the row's length and the width;
-    what a shared beginning saves is in proportion to the width's square.
+    A token's attention to the other branches is wasted, in proportion to the row's length and the width; the saving
+    from a shared prefix is in proportion to the width's square.
     """
     least, most = LONGEST_TREES
     return min(max(8 * width, least), most)
@@ -36,8 +36,8 @@ def longest_tree(width: int) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """A reply (at least one token) to a prompt. logprobs: of its tokens as they were drawn, at `temperature`; none: no
-    model drew them."""
+    """A reply (at least one token) to a prompt. logprobs: of its tokens when sampled, at `temperature`; empty if no
+    model sampled them."""
 
     prompt: Sequence[int]
     reply: Sequence[int]
@@ -76,12 +76,12 @@ class Part:
         return replace(self, **tensors)
 
     def by_turn(self, value_E: Tensor) -> Tensor:
-        """(N, T) of what was computed for each token; zero elsewhere."""
+        """(N, T) of the values of tokens; zero elsewhere."""
         return torch.zeros_like(self.mask_NT).masked_scatter(self.mask_NT.bool(), value_E)
 
 
 def merge(rows: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Each distinct row -> itself, or a longer row that begins with it. In sorted order these follow one another."""
+    """Each distinct row -> itself, or a longer row with this prefix. In sorted order these are adjacent."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     longer: tuple[int, ...] = ()
     for row in sorted(set(rows), reverse=True):
@@ -110,7 +110,7 @@ def parts_of(turns: Sequence[Turn], max_tokens: int, longest: int = LONGEST_TREE
 
 
 def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """The length of the longest common beginning, by bisection over slices (each compared at C speed)."""
+    """The length of the longest common prefix, by bisection over slices (each compared at C speed)."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -123,10 +123,9 @@ def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
 
 @dataclass
 class _Tree:
-    """Rows that share their beginnings, as one. ids, places: the token at each column, and its place in its own row.
-    paths: row -> the columns of its tokens. branches: (column from which it stands, columns before it that it
-    continues), in the order of columns.
-    """
+    """Rows with shared prefixes, as one. ids, places: the token at each column, and its place in its own row. paths:
+    row -> the columns of its tokens. branches: (its first column, columns before it that it continues), in the order of
+    columns."""
 
     ids: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -134,7 +133,7 @@ class _Tree:
     branches: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def add(self, row: tuple[int, ...], path: list[int]) -> list[int]:
-        """Add a row that begins with what stands at the columns of `path`; returns the columns of all of it."""
+        """Add a row that begins with the tokens at the columns of `path`; returns the columns of all of it."""
         start, rest = len(self.ids), row[len(path) :]
         self.branches.append((start, path))
         self.ids += rest
@@ -144,8 +143,8 @@ class _Tree:
 
 
 def _trees(rows: Sequence[tuple[int, ...]], longest: int) -> list[_Tree]:
-    """Rows in sorted order, of which none begins another, as trees of at most `longest` tokens: a row joins the one
-    before where they share at least half of it."""
+    """Sorted rows, none a prefix of another, as trees of at most `longest` tokens: a row joins the one before if they
+    share at least half of it."""
     trees: list[_Tree] = []
     before: tuple[int, ...] = ()
     path: list[int] = []
@@ -159,8 +158,8 @@ def _trees(rows: Sequence[tuple[int, ...]], longest: int) -> list[_Tree]:
 
 
 def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
-    """The numbers of the turns that each of `count` learners computes: whole rows, the longest first to whoever has the
-    fewest tokens."""
+    """The numbers of the turns that each of `count` learners computes: whole rows, the longest first to the learner
+    with the fewest tokens."""
     given = [(*turn.prompt, *turn.reply[:-1]) for turn in turns]
     merged = merge(given)
     tokens = [0] * count
@@ -207,8 +206,8 @@ def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[
 
 
 def _seen(trees: Sequence[_Tree], held_RL: Tensor) -> dict[str, Tensor]:
-    """Places of tokens in their own rows, and who sees whom: those before it in its own row, and itself. (Padding sees
-    itself.)"""
+    """Places of tokens in their own rows, and the attention mask: those before it in its own row, and itself. (Padding
+    attends to itself.)"""
     size = held_RL.shape[1]
     place_RL = torch.zeros(held_RL.shape, dtype=torch.long)
     place_RL[held_RL] = torch.tensor(list(chain.from_iterable(tree.places for tree in trees)))

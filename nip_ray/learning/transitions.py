@@ -1,13 +1,13 @@
-"""From episodes to transitions that a replay buffer holds: own turns, and returns over n of them.
+"""Transitions for a replay buffer from episodes: own turns, and returns over n of them.
 
 Decisions that matter here:
-- a transition goes from one of an agent's turns to its next: its reward is all that it was paid in between, discounted
-  per round, and its discount is gamma^(rounds between). It says itself what its bootstrap is worth: the discount is 0
-  where the episode ended, and stays where play was merely cut off;
-- transitions follow each other by index, so that episodes of any length lie in one batch without padding. What follows
-  nothing ends there, by an end or by a cut; n-step returns never reach across;
-- only whole episodes, or pieces with a last observation, come in. A return at the cut is over fewer than n turns, not a
-  wrong one.
+- a transition goes from one of an agent's turns to its next: its reward is the sum in between, discounted per round,
+  and its discount is gamma^(rounds between). The discount is 0 if the episode ended, and stays if play was merely cut
+  off;
+- transitions follow each other by index, so that episodes of any length fit in one batch without padding. A transition
+  without a successor ends there, by an end or by a cut; n-step returns never reach across;
+- only whole episodes, or pieces with a last observation, are accepted. A return at the cut is over fewer than n turns,
+  not a wrong one.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from torch import Tensor
 class Transitions:
     """N transitions of one agent, a row for each of its turns, copy by copy and round by round.
 
-    copy_N, round_N: where. reward_N: paid until the next own turn, discounted. discount_N: what the value there is
-    multiplied by, 0 after an end. next_N: the row of the next own turn in the same copy, -1 where there is none.
+    copy_N, round_N: the place. reward_N: until the next own turn, discounted. discount_N: of the value there, 0 after
+    an end. next_N: the row of the next own turn in the same copy, -1 for none.
     """
 
     copy_N: Tensor
@@ -34,10 +34,9 @@ class Transitions:
 
 @dataclass(frozen=True)
 class NStep:
-    """Returns over at most n transitions from each of N. reward_N: discounted sum. discount_N: of the value at the end
-    of the last.
+    """Returns over up to n transitions from each. reward_N: discounted sum. discount_N: of the value after the last.
 
-    last_N: which transition is the last; its next observation is the one to take the value of.
+    last_N: the last transition, whose next observation has the value.
     """
 
     reward_N: Tensor
@@ -50,9 +49,9 @@ def own_transitions(
 ) -> Transitions:
     """An agent's transitions in B episodes of at most R rounds.
 
-    reward_BR: what it was paid in each round (zero after the end); payments before its first turn count for nothing.
-    turn_BR: bool, its turns. length_B: int64, rounds played. terminated_B: bool, whether the episode came to an end;
-    otherwise it was cut off, and the discount of the last turn reaches to the observation after the last round.
+    reward_BR: its reward in each round (zero after the end); rewards before its first turn are ignored. turn_BR: bool,
+    its turns. length_B: int64, rounds played. terminated_B: bool, the episode ended; otherwise it was cut off, and the
+    discount of the last turn reaches to the observation after the last round.
     """
     paid_BR = torch.zeros_like(reward_BR)
     paid_B = torch.zeros_like(reward_BR[:, 0])
@@ -71,12 +70,11 @@ def own_transitions(
 
 
 def n_step(reward_N: Tensor, discount_N: Tensor, next_N: Tensor, n: int) -> NStep:
-    """Returns of n transitions, fewer where an episode ends or is cut off before (Sutton and Barto, 2018, equation
-    7.1).
+    """Returns of n transitions, fewer if an episode ends or is cut off before (Sutton and Barto, 2018, equation 7.1).
 
-    R = r_1 + d_1 r_2 + ... + (d_1 ... d_{m-1}) r_m, to be followed by (d_1 ... d_m) times the value after the m-th.
-    discount_N: 0 where the episode ended. next_N: int64, the row that follows in the same episode, -1 for none. Raises
-    ValueError where n < 1.
+    R = r_1 + d_1 r_2 + ... + (d_1 ... d_{m-1}) r_m, followed by (d_1 ... d_m) times the value after the m-th.
+    discount_N: 0 if the episode ended. next_N: int64, the row that follows in the same episode, -1 for none. Raises
+    ValueError for n < 1.
     """
     if n < 1:
         raise ValueError(f"n: got {n}, expected at least 1")
@@ -95,8 +93,8 @@ def n_step(reward_N: Tensor, discount_N: Tensor, next_N: Tensor, n: int) -> NSte
 def n_step_rows(rows: Mapping[str, Tensor], next_N: Tensor, n: int) -> dict[str, Tensor]:
     """Rows for a replay buffer, with returns over n transitions in place of single ones.
 
-    rows: N rows of every field, "reward" and "discount" among them; fields called "next_..." belong to what comes after
-    a transition and are taken from the last of the n. Raises ValueError where n < 1.
+    rows: N rows of every field, "reward" and "discount" among them; fields named "next_..." describe the state after a
+    transition and are taken from the last of the n. Raises ValueError for n < 1.
     """
     found = n_step(rows["reward"], rows["discount"], next_N, n)
     made = {name: value[found.last_N] if name.startswith("next_") else value for name, value in rows.items()}

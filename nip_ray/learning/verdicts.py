@@ -1,12 +1,10 @@
-"""What agents learn from beside the actions that were drawn: all decisions of a turn, and all messages that a search
-tried.
+"""Learning signals in addition to sampled actions: all decisions of a turn, and all messages that a search tried.
 
 Sources: the gradient of the expected pay, summed over decisions: Ciosek and Whiteson, "Expected policy gradients",
 2018, equation 4, here under PPO's clipped ratio (Schulman et al. 2017, equation 7). A verifier that learns by the log
 score of the label: Anil et al., "Learning to give checkable answers with prover-verifier games", 2021; Kirchner et al.,
-"Prover-verifier games improve legibility of LLM outputs",
-2024. Imitation of a search: Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search",
-      2017, equation 3.
+"Prover-verifier games improve legibility of LLM outputs", 2024. Imitation of a search: Anthony, Tian and Barber,
+"Thinking fast and slow with deep learning and tree search", 2017, equation 3.
 """
 
 from dataclasses import dataclass
@@ -19,10 +17,10 @@ from nip_ray.learning.policy import LogPolicy, Policy
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What is known of D decisions in N turns.
+    """The known values of D decisions in N turns.
 
-    pay_ND: what each would have been paid at once, NaN where that is not known. log_prob_ND: their log-probabilities
-    before the update. drawn_N: (N,) int64, which was drawn.
+    pay_ND: the immediate pay of each, NaN if unknown. log_prob_ND: log-probabilities before the update. drawn_N: (N,)
+    int64, the sampled decision.
     """
 
     pay_ND: Tensor
@@ -35,8 +33,7 @@ class Verdicts:
 
     @property
     def settled_N(self) -> Tensor:
-        """(N,) bool: whether the pay of the decision that was drawn is known, so that the expected pay says all there
-        is to learn."""
+        """(N,) bool: the pay of the sampled decision is known, so the expected pay is the whole signal."""
         return ~self.pay_ND.gather(1, self.drawn_N[:, None]).squeeze(1).isnan()
 
     def expected_pay(self, drawn_N: Tensor) -> Tensor:
@@ -49,11 +46,10 @@ class Verdicts:
 def expected_objective(
     log_policy: LogPolicy, known: Verdicts, advantage_ND: Tensor, clip_epsilon: float | None
 ) -> Tensor:
-    """(N,) minus the expected advantage over the decisions whose pay is known, whose gradient is minus that of the
-    expected pay:
+    """(N,) minus the expected advantage of decisions with known pay, whose gradient is minus that of the expected pay:
 
-    -sum_d pi(d) A(d), or with `clip_epsilon` -sum_d pi_old(d) min(rho(d) A(d), clip(rho(d), 1 - eps, 1 + eps) A(d)). A
-    decision that is not among them is left to the turn's sampled objective. advantage_ND: read where the pay is known.
+    -sum_d pi(d) A(d), or with `clip_epsilon` -sum_d pi_old(d) min(rho(d) A(d), clip(rho(d), 1 - eps, 1 + eps) A(d)).
+    Other decisions are left to the turn's sampled objective. advantage_ND: read where the pay is known.
     """
     assert log_policy.decision is not None
     known_ND = ~known.pay_ND.isnan()
@@ -66,8 +62,7 @@ def expected_objective(
 
 
 def label_loss(policy: Policy, y_N: Tensor) -> Tensor:
-    """(N,) the cross-entropy of the label `y_N` (N,) int64 and the verdict, given that there is one; 0 where no
-    decision counts."""
+    """(N,) cross-entropy of the label `y_N` (N,) int64 and the verdict, given that there is one; 0 if none counts."""
     assert policy.decision is not None
     assert policy.may_decide is not None
     loss_N = torch.nn.functional.cross_entropy(policy.decision[:, :-1], y_N, reduction="none")
@@ -75,7 +70,7 @@ def label_loss(policy: Policy, y_N: Tensor) -> Tensor:
 
 
 def imitation(log_policy: LogPolicy, taught_NFS: Tensor) -> Tensor:
-    """(N,) KL(search || policy), summed over F message factors; 0 where nothing is taught. taught_NFS: its scale is the
+    """(N,) KL(search || policy), summed over F message factors; 0 where nothing is taught. taught_NFS: scaled by the
     turn's stake."""
     chance_NFS = taught_NFS / taught_NFS.sum(2, keepdim=True).clamp_min(1e-30)
     difference_NFS = torch.where(taught_NFS > 0, chance_NFS.clamp_min(1e-30).log() - log_policy.message, 0.0)
@@ -83,10 +78,10 @@ def imitation(log_policy: LogPolicy, taught_NFS: Tensor) -> Tensor:
 
 
 def stakes(taught_NFS: Tensor) -> Tensor:
-    """(N,) by how much the best message that was tried pays more than the average one; 0 where nothing is taught.
+    """(N,) the pay of the best message tried less the mean; 0 where nothing is taught.
 
-    A turn in which every message pays the same teaches nothing, and weighs nothing: cost-sensitive imitation, Ross and
-    Bagnell, "Reinforcement and imitation learning via interactive no-regret learning", 2014, section 3.
+    A turn in which every message pays the same has no weight: cost-sensitive imitation, Ross and Bagnell,
+    "Reinforcement and imitation learning via interactive no-regret learning", 2014, section 3.
     """
     return taught_NFS.sum(2).amax(1)
 

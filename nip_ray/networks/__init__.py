@@ -1,2 +1,1 @@
-"""Pieces that several scenarios share: graph networks, masked transformers, heads, initialisation. Imports torch
-only."""
+"""Parts of networks shared by scenarios: graph networks, masked transformers, heads, initialisation. Torch only."""

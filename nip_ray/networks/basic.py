@@ -15,7 +15,7 @@ def mlp(num_in: int, hidden: int, num_out: int, activation: str) -> nn.Sequentia
 def initialise(module: nn.Module, orthogonal: bool) -> None:
     """Orthogonal weights and zero biases; False keeps torch's defaults.
 
-    Parameters named otherwise than ``weight`` and ``bias`` (the attention's joint in-projection) keep their own
+    Parameters with names other than ``weight`` and ``bias`` (the attention's joint in-projection) keep their
     initialisation.
     """
     if not orthogonal:
@@ -29,8 +29,7 @@ def initialise(module: nn.Module, orthogonal: bool) -> None:
 
 
 def round_one_hot(round_N: Tensor, num_rounds: int, dtype: torch.dtype) -> Tensor:
-    """(N, num_rounds + 1): the round index as a one-hot vector; the last place is for the state after the last
-    round."""
-    # torch's own one_hot looks for the largest index, and waits for it
+    """(N, num_rounds + 1): the round index as a one-hot vector; the last is for the state after the last round."""
+    # torch's own one_hot computes the largest index, and waits for it
     places = torch.arange(num_rounds + 1, device=round_N.device)
     return (round_N.clamp(0, num_rounds)[:, None] == places).to(dtype)

@@ -4,7 +4,7 @@ Decisions that matter here:
 - graphs are dense and padded: a neighbour sum is one batched matrix product, no Python loop over graphs;
 - K networks of one shape that read the same graphs (an agent's policy body and value body) run as one batched product
   with their parameters stacked: half as many kernels, and on small graphs kernels are what costs;
-- parameters stay separate tensors of separate modules, so that optimizers, freezing and checkpoints know nothing of
+- parameters stay separate tensors of separate modules, so optimizers, freezing and checkpoints are unaffected by
   stacking.
 Source: Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, equation 4.1 with epsilon = 0.
 """
@@ -20,8 +20,7 @@ from nip_ray.networks.basic import FUNCTIONS
 
 
 class Gin(nn.Module):
-    """Parameters of one network: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum over
-    neighbours)].
+    """Parameters: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum of neighbours)].
 
     The MLP is Linear(d, d_mlp), activation, Linear(d_mlp, d).
     """
@@ -70,7 +69,7 @@ def run_gins(gins: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
     )
     flat = x_SMVF.reshape(1, -1, num_features).expand(len(gins), -1, -1)
     h = torch.baddbmm(weights[1].unsqueeze(1), flat, weights[0].transpose(1, 2))
-    # a node and its neighbours; nobody's are padded ones
+    # a node and its neighbours; padded ones have none
     around = adjacency_MVV + torch.diag_embed(node_mask_MV1.squeeze(-1))
     around = around.expand(copies, -1, -1, -1).reshape(copies * num_graphs, num_nodes, num_nodes)
     for first_weight, first_bias, second_weight, second_bias in zip(*[iter(weights[2:])] * 4, strict=True):

@@ -1,9 +1,8 @@
-"""Bodies for images: convolutional and residual trunks that halve an image's sides group by group, and maps brought to
-one size.
+"""Bodies for images: convolutional and residual trunks that halve sides group by group, and maps brought to one size.
 
 Decisions that matter here:
 - a block is one convolution or a residual block of two; batch norms are `BatchNorm1d` over (N, C, pixels), which is the
-  same function as `BatchNorm2d` and is what learners know how to keep on running statistics;
+  same function as `BatchNorm2d` and is supported by learners;
 - convolutions keep the size and pooling halves it, rounding down, so that the size of the last map depends on the
   number of groups alone and all agents point into one grid.
 Source: Hammond and Adam-Day's library, image classification; residual blocks after He et al., 2015.
@@ -29,8 +28,7 @@ class PixelNorm(nn.BatchNorm1d):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 convolution widens where
-    it has to."""
+    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 one widens if needed."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -70,12 +68,12 @@ def trunk(
 
 
 def latent_size(height: int, width: int, num_groups: int) -> tuple[int, int]:
-    """(h, w) of the map that a trunk of so many groups leaves."""
+    """(h, w) of the map after a trunk of `num_groups` groups."""
     return height >> num_groups, width >> num_groups
 
 
 def scaled_to(map_NCHW: Tensor, height: int, width: int) -> Tensor:
-    """A map brought to another size: by means where it is larger, by repeating its nearest pixels where it is smaller.
+    """A map resized: by means if it is larger, by repeating its nearest pixels if it is smaller.
 
     Raises ValueError for a map that is larger along one side and smaller along the other.
     """
@@ -90,8 +88,7 @@ def scaled_to(map_NCHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def part_means(map_NCHW: Tensor, height: int, width: int) -> Tensor:
-    """(N, C, height, width): of every part of a map its mean, where parts are those that `scaled_to` draws back to the
-    map's size."""
+    """(N, C, height, width): the mean of every part of a map; `scaled_to` maps parts back to the map's size."""
     h, w = map_NCHW.shape[-2:]
     if h % height == 0 and w % width == 0:
         return F.adaptive_avg_pool2d(map_NCHW, (height, width))
@@ -101,6 +98,6 @@ def part_means(map_NCHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def _lengths(side: int, parts: int) -> list[int]:
-    """How many pixels along a side each of its parts has."""
+    """The number of pixels of each part along a side."""
     part_L = scaled_to(torch.arange(parts, dtype=torch.float32).view(1, 1, 1, -1), 1, side)
     return torch.bincount(part_L.flatten().long()).tolist()

@@ -1,12 +1,10 @@
-"""Graph networks and pair attention by `kernels/*.cpp`, which are compiled once on each machine where a C++ compiler is
-found.
+"""Graph networks and pair attention by `kernels/*.cpp`, compiled once on each machine with a C++ compiler.
 
 Decisions that matter here:
-- one autograd function for an agent's graph networks and one for what follows up to its representations; whoever
-  differentiates their gradients (`create_graph`) gets those of the same function in torch's operations;
-- sums of floats are taken in another order than torch takes them, always the same one, however many threads there are;
-- the library is named after its source, flags, compiler and processor, and lies in a folder that nobody else can write
-  to.
+- one autograd function for an agent's graph networks and one for the rest up to its representations; differentiating
+  their gradients (`create_graph`) uses torch's operations for the same function;
+- sums of floats are in another order than torch's, but always the same one, for any number of threads;
+- the library is named after its source, flags, compiler and processor, in a folder that no other user can write to.
 """
 
 import ctypes
@@ -41,14 +39,13 @@ _WIDTH = 16
 _WIDTHS = ("d_gnn", "d_gin_mlp", "d_transformer", "d_transformer_mlp", "d_representation")
 """These are multiples of that."""
 _FEW_ROWS = 1024
-"""Fewer are not worth a second thread."""
+"""Fewer do not justify a second thread."""
 
 
 def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
-    """Return True if `kernels` (auto, native or torch) means those of this file here. agents: their settings, see
-    `fits`.
+    """Return True if `kernels` (auto, native or torch) selects those of this file. agents: their settings, see `fits`.
 
-    Raises UserError where native ones are asked for and cannot be had.
+    Raises UserError if native kernels are requested but unavailable.
     """
     if kernels == "torch":
         return False
@@ -69,8 +66,7 @@ def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
 
 
 def fits(settings: Any) -> bool:
-    """Return True if networks of these settings have the widths that the kernels ask for (an agent's, see
-    `GraphAgentSettings`)."""
+    """Return True if networks of these settings have the kernels' widths (an agent's, see `GraphAgentSettings`)."""
     return (
         all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS)
         and settings.d_transformer % settings.num_heads == 0
@@ -78,12 +74,11 @@ def fits(settings: Any) -> bool:
 
 
 def can_run(*tensors: Tensor) -> bool:
-    """Return True if these are on the CPU and in single precision."""
+    """Return True if these tensors are on the CPU and in single precision."""
     return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
 
 
-# ---- graph networks
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------- graph networks
 
 
 class _GinShape(ctypes.Structure):
@@ -94,7 +89,7 @@ class _GinShape(ctypes.Structure):
 
 
 def gins(networks: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_mask_MV1: Tensor) -> tuple[Tensor, ...]:
-    """As `run_gins`, an output (S, M, V, d) for each network; the features are data, without a gradient."""
+    """Like `run_gins`, with an output (S, M, V, d) for each network; the features have no gradient."""
     parameters = [parameter for network in networks for parameter in _parameters(network)]
     arguments = (x_SMVF.contiguous(), adjacency_MVV.contiguous(), node_mask_MV1.contiguous())
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
@@ -103,7 +98,7 @@ def gins(networks: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
 
 
 def _parameters(network: Gin) -> list[Tensor]:
-    """In their order, sooner than by `parameters()`."""
+    """In their order; faster than `parameters()`."""
     linear = [network.encode, *(one for layer in network.layers for one in layer)]  # type: ignore[union-attr]
     return [part for one in linear for part in (one.weight, one.bias)]
 
@@ -159,7 +154,7 @@ class _Gins(torch.autograd.Function):
 
 
 class _SideBySide(nn.Module):
-    """Networks as one module, so that their parameters can be given."""
+    """Networks as one module, to expose their parameters."""
 
     def __init__(self, networks: Sequence[Gin]) -> None:
         super().__init__()
@@ -174,8 +169,7 @@ def _in_torch(networks: Sequence[Gin], parameters: Sequence[Tensor], *arguments:
     return functional_call(module, dict(zip((name for name, _ in module.named_parameters()), parameters)), arguments)
 
 
-# ---- from nodes to representations
-# --------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- from nodes to representations
 
 
 class _PairShape(ctypes.Structure):
@@ -187,8 +181,8 @@ class _PairShape(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `represent` is asked for: representations of graphs, of nodes (of all, or of one graph a pair where
-    `one_side`), and whether pooling forgets the order of the pair."""
+    """The requested outputs of `represent`: representations of graphs, of nodes (of all, or of one graph a pair if
+    `one_side`), and True if pooling ignores the order of the pair."""
 
     graphs: bool
     nodes: bool
@@ -209,7 +203,7 @@ def represent(
     1, V, R) of nodes.
 
     body: a module with `token`, `layers` and `output`, whose forward does the same by torch's operations, given h and
-    `in_torch`. Padded nodes come back as zeros. side_N: the graph wanted in each row, or None.
+    `in_torch`. Padded nodes are zeros. side_N: the graph requested in each row, or None.
     """
     side = None if side_N is None else side_N.contiguous()
     inputs = (latest_NGVL.contiguous(), node_mask_NGV1.contiguous(), side)
@@ -220,7 +214,7 @@ def represent(
 
 
 def _body_parameters(body: Any) -> list[Tensor]:
-    """In the order in which the kernels take them; sooner than by `parameters()`."""
+    """In the order of the kernels; faster than `parameters()`."""
     found = [body.token.weight, body.token.bias]
     for layer in body.layers:
         found += [layer.in_proj_weight, layer.in_proj_bias]
@@ -308,8 +302,7 @@ class _Represent(torch.autograd.Function):
         return (*nothing, d_h, *_parted(d_weights, parameters, needed[1:]))
 
 
-# ---- what both need
-# -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------- what both need
 
 
 def _at(x: Tensor | None) -> ctypes.c_void_p | None:
@@ -332,7 +325,7 @@ def _parted(found: Tensor, parameters: Sequence[Tensor], needed: Sequence[bool])
 def _differentiated(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool], gradients: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by the inputs that need one, which can be differentiated again."""
+    """The gradients by the inputs that need one; differentiable again."""
     asked = [x for x, need in zip(inputs, needed) if need]
     found = iter(torch.autograd.grad(outputs, asked, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if need else None for need in needed)
@@ -344,7 +337,7 @@ def _threads(rows: int) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Compiled where that has not been done yet. Raises UserError without a compiler, or where it fails."""
+    """The library, compiled if needed. Raises UserError without a compiler, or if it fails."""
     found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     compiler = shlex.split(os.environ.get("CXX", "")) or ([found] if found else [])
     if not compiler:
@@ -353,7 +346,7 @@ def _library() -> ctypes.CDLL:
         )
     try:
         return _made(compiler)
-    except OSError as error:  # of a compiler that cannot be run, or a library that cannot be loaded
+    except OSError as error:  # a compiler that cannot be run, or a library that cannot be loaded
         raise UserError(
             f"scenario.kernels: {shlex.join(compiler)} gave no library ({error}); set it to torch"
         ) from None
@@ -371,7 +364,7 @@ def _made(compiler: Sequence[str]) -> ctypes.CDLL:
 
 
 def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
-    """Return True if it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
+    """Return True on success; without `threads`, torch's OpenMP library, failure raises UserError."""
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
         made, parts = (
             Path(aside) / path.name,
@@ -394,8 +387,7 @@ def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, thread
 
 
 def _torch_threads() -> Path | None:
-    """The OpenMP library that torch has loaded: a second one's threads would wait for a core on which the first one's
-    are spinning."""
+    """The OpenMP library that torch has loaded: a second one's threads would wait for a core where the first's spin."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -406,20 +398,20 @@ def _torch_threads() -> Path | None:
 
 
 def _folder() -> Path:
-    """Of compiled libraries: in the user's cache, or in a new folder where that cannot be written to, or others can."""
+    """For compiled libraries: in the user's cache, or a new one if that is not writable, or is writable by others."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nip_ray"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
         if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError) as error:  # no such place, or no home
+    except (OSError, RuntimeError) as error:  # no such folder, or no home
         log.info("compiled kernels are not kept: %s", error)
     return Path(tempfile.mkdtemp(prefix="nip-ray-kernels-"))
 
 
 def _processor() -> str:
-    """What the processor can do: a home folder may be shared by different machines."""
+    """The processor's features: a home folder may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

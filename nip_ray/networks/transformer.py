@@ -1,12 +1,11 @@
-"""The pair transformer: two pooled tokens and the nodes of two graphs, under the mask that makes it a comparison of
-graphs.
+"""The pair transformer: two pooled tokens and the nodes of two graphs, with a mask that compares the graphs.
 
 Decisions that matter here:
 - a node attends to the two pooled tokens and to the other graph's nodes only, never to its own graph; pooled tokens
   attend to everything. So node attention is a batch of (V queries x 2 + V keys) problems, half of the full square, and
   needs no mask but that of the padding;
 - a caller that reads only pooled tokens (a value body) or only nodes of one graph (a prover's policy body, which must
-  answer in the graph that was not asked about) says so, and the last layer computes just those;
+  answer in the other graph) selects them, and the last layer computes just those;
 - keys are padded to a multiple of 16: a softmax over 13 places is ten times slower than over 16 on a CPU.
 Source: Vaswani et al., "Attention is all you need", 2017 (post-norm encoder layer).
 """
@@ -51,11 +50,10 @@ class PairTransformerLayer(nn.Module):
         want_nodes: bool = True,
         side_N: Tensor | None = None,
     ) -> Tensor:
-        """New tokens (N, T', D) of N pairs: of T = 2 + 2 V those that are wanted, in their order (2 pooled tokens, V
-        nodes of each graph).
+        """New tokens (N, T', D) of N pairs: requested ones of T = 2 + 2 V, in order (2 pooled, V nodes of each graph).
 
         bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled
-        queries; see `key_biases`. side_N: the graph (0 or 1) whose nodes alone are wanted in each row.
+        queries; see `key_biases`. side_N: the graph (0 or 1) whose nodes alone are requested in each row.
         """
         num_rows, num_tokens, d = tokens_NTD.shape
         query, keys_values = F.linear(tokens_NTD, self.in_proj_weight, self.in_proj_bias).split([d, 2 * d], 2)
@@ -77,8 +75,7 @@ class PairTransformerLayer(nn.Module):
 
     @torch.no_grad()
     def tie_queries_and_keys(self) -> None:
-        """Start keys with the weights of queries: scores are then inner products, largest between tokens that are
-        alike."""
+        """Initialise keys with the weights of queries: scores are inner products, largest between similar tokens."""
         d = self.out_proj.weight.shape[0]
         self.in_proj_weight[d : 2 * d] = self.in_proj_weight[:d]
 
@@ -101,7 +98,7 @@ class PairTransformerLayer(nn.Module):
 
 
 def wanted_tokens(tokens_NTD: Tensor, want_pooled: bool, want_nodes: bool, side_N: Tensor | None) -> Tensor:
-    """(N, T', D): of T = 2 + 2 V tokens those that are wanted; see `PairTransformerLayer.forward`."""
+    """(N, T', D): the requested ones of T = 2 + 2 V tokens; see `PairTransformerLayer.forward`."""
     parts = [tokens_NTD[:, :2]] if want_pooled else []
     if want_nodes:
         nodes = tokens_NTD[:, 2:]
@@ -114,7 +111,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def one_side(x_NG: Tensor, side_N: Tensor) -> Tensor:
-    """(N, 1, ...): of the two graphs of each row of `x_NG` (N, 2, ...), the one that `side_N` (0 or 1) names."""
+    """(N, 1, ...): of the two graphs of each row of `x_NG` (N, 2, ...), the one given by `side_N` (0 or 1)."""
     return torch.where(side_N.view(-1, *[1] * (x_NG.dim() - 1)) > 0, x_NG[:, 1:], x_NG[:, :1])
 
 

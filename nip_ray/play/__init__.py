@@ -1,2 +1,1 @@
-"""Play: the batched core that plays B copies of a protocol as tensors, and the rows that agents learn from. Imports
-torch only."""
+"""Play: the batched core that plays B copies of a protocol as tensors, and rows for learning. Imports torch only."""

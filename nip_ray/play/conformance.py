@@ -1,12 +1,10 @@
-"""One call that says whether a scenario keeps its promises to the batched core.
+"""A check that a scenario meets the requirements of the batched core, in one call.
 
 Decisions that matter here:
 
-- What is asked is what play, learning and resuming rely on: an observation is a pure function of its own row and of
-  what was said before, an agent's network of its seed. A scenario that breaks this trains, and gives numbers that
-  nobody can repeat.
-- An agent must not observe what it cannot read: what is said in other channels is changed, and its observation must
-  stay.
+- It checks what play, learning and resuming rely on: an observation is a pure function of its own row and of earlier
+  messages, an agent's network of its seed. A scenario that breaks this trains, but its results cannot be repeated.
+- An agent must not observe what it cannot read: its observation must stay when messages in other channels change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,11 +28,11 @@ _TOLERANCE = 1e-4  # of float32 sums in another order
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise one UserError that lists what is wrong with `scenario` (on the CPU); return quietly when nothing is found.
+    """Raise one UserError that lists the faults of `scenario` (on the CPU), if any.
 
-    Checked: instances and labels; that observations are pure, and independent of the other rows of a batch and of what
-    the agent cannot read; that networks are made of their seeds alone, know shapes, turns and parameter groups, and get
-    gradients from what they play; and that play repeats itself. Takes a second or two for a small scenario.
+    Checked: instances and labels; observations are pure, and independent of the other rows of a batch and of what the
+    agent cannot read; networks depend only on their seeds, have consistent shapes, turns and parameter groups, and get
+    gradients from play; play is deterministic. Takes a second or two for a small scenario.
     """
     before = torch.get_rng_state()
     stages = (_table_faults, _observation_faults, _network_faults, _play_faults)
@@ -73,8 +71,7 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
 
 
 def _sample(scenario: Scenario) -> tuple[Tensor, Dialogue, Tensor, Tensor]:
-    """(ids, a dialogue in which everybody said something in their turns, rounds, episode seeds), a row for each copy
-    and round."""
+    """(ids, a dialogue with messages in all turns, rounds, episode seeds), a row for each copy and round."""
     protocol, draw = scenario.protocol, generator(0, "conformance")
     rounds, count = protocol.max_rounds, _COPIES
     id_B = instance_ids(scenario, "train", stable_seed(0, "conformance"), 0, count).cpu()
@@ -102,7 +99,7 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
         obs = observe(said.before(round_N))
         yield from _shape_faults(scenario, agent, obs, len(id_N))
         if _different(obs, observe(said.before(round_N))):
-            yield f"observe({agent!r}) gives other values when it is asked again"
+            yield f"observe({agent!r}) returns other values when it is called again"
         turned = torch.arange(len(id_N)).flip(0)
         alone = {key: value[:1] for key, value in obs.items()}, observe(said.before(round_N), slice(0, 1))
         elsewhere = {key: value.flip(0) for key, value in obs.items()}, observe(said.before(round_N), turned)
@@ -115,11 +112,11 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
             other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
             if names := _different(obs, other):
                 yield (
-                    f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
+                    f"observe({agent!r}): {', '.join(names)} reveal the role that the episode drew, but `told` lacks it"
                 )
         if names := _different(obs, observe(_elsewhere(scenario, agent, said).before(round_N))):
             yield (
-                f"observe({agent!r}): {', '.join(names)} tell what is said in channels that it cannot read"
+                f"observe({agent!r}): {', '.join(names)} reveal messages in channels that it cannot read"
                 " (protocol.sees)"
             )
 
@@ -158,7 +155,7 @@ def _elsewhere(scenario: Scenario, agent: str, said: Dialogue) -> Dialogue:
 
 
 def _different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """The entries that differ at all: observations are gathered, not computed, so they are equal to the bit."""
+    """The entries that differ at all: observations are gathered, not computed, so they must be equal to the bit."""
     return [
         key
         for key in one.keys() | other.keys()
@@ -233,10 +230,10 @@ def _play_faults(scenario: Scenario) -> Iterator[str]:
             rows.obs,
             scenario.observe(agent, rollout.id_B[rows.copy_N], said, rows.round_N, rollout.seed_B[rows.copy_N]),
         ):
-            yield f"what {agent!r} sees on the way is not what observe({agent!r}) says"
+            yield f"the observations of {agent!r} in play differ from those of observe({agent!r})"
         policy, value_N = network(rows.obs, True, True)
         if network(rows.obs, True, False)[1] is not None or network(rows.obs, False, True)[0] is not None:
-            yield f"the network of {agent!r} must return None for a policy or a value that is not wanted"
+            yield f"the network of {agent!r} must return None for a policy or a value that is not requested"
         found_N = policy.log_prob(rows.action)
         if float((found_N.detach() - rows.log_prob_N).abs().max()) > _TOLERANCE:
             yield (

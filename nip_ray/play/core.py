@@ -1,10 +1,10 @@
 """The batched core: B copies of a protocol as tensors on one device, in lock-step, no Python loop over copies.
 
 Decisions that matter here:
-- copies that end early are masked; play continues until all have ended or the rounds run out, so every rollout holds
-  complete episodes and no fragment ever cuts one;
+- copies that end early are masked; play continues until all have ended or the rounds run out, so rollouts hold only
+  complete episodes;
 - only agents whose turn it is, in copies that are still open, are observed and computed;
-- the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller
+- the core draws no random numbers itself: ids, episode seeds and sampling noise come from generators that the caller
   seeds.
 """
 
@@ -59,8 +59,8 @@ class BatchedPlay:
         self.active_BAC = self._active()
 
     def go_on(self, id_B: Tensor, seed_B: Tensor, main_BRACM: Tensor, round_: int) -> None:
-        """Like `reset`, but at the beginning of a later round: nobody has decided, and this was said. Not for games
-        with positions."""
+        """Like `reset`, but at the beginning of a later round, after these messages and without a decision. Not for
+        games with positions."""
         self.reset(id_B, seed_B)
         self.main_BRACM, self.round = main_BRACM.clone(), round_
         self.state = replace(self.state, round_B=torch.full_like(self.state.round_B, round_))
@@ -76,7 +76,7 @@ class BatchedPlay:
         return self.active_BAC[:, self.protocol.agents.index(agent)].any(-1)
 
     def observe(self, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees now in the copies `copy_N` (indices)."""
+        """The observation of `agent` in the copies `copy_N` (indices)."""
         round_N, seed_N = self.state.round_B[copy_N], self.state.seed_B[copy_N]
         rules = self.scenario.rules
         if rules is not None:
@@ -94,9 +94,9 @@ class BatchedPlay:
     ) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
 
-        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are
-        graded, the probability that each who decides gave to acceptance, and whether it drew its decision from it.
-        pay_BMD: filled with what each decider would have been paid for each of its decisions (see `Rollout.pay_BRMD`).
+        similarity_B: under zero knowledge, of the round, from `compared`. grade_BM, drawn: where verdicts are graded,
+        each decider's probability of acceptance, and True if its decision was drawn from it. pay_BMD: filled with each
+        decider's pay for each of its decisions (see `Rollout.pay_BRMD`).
         """
         decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
@@ -122,8 +122,7 @@ class BatchedPlay:
         return outcome
 
     def _pay_of_each(self, decision_BA: Tensor, pay_BMD: Tensor, *rest: Any) -> None:
-        """Step once for each decision of each decider, all else being as it is, and note what it is paid where that
-        ends its part."""
+        """Step once for each decision of each decider, with all else fixed, and record its pay if it ends its part."""
         protocol = self.protocol
         for place, index in enumerate(protocol.verifier_indices):
             counts_B = self.active_BAC[:, index].any(-1) & protocol.decides_in(
@@ -133,12 +132,12 @@ class BatchedPlay:
                 instead_BA = decision_BA.clone()
                 instead_BA[:, index] = code
                 after, outcome = step(protocol, self.state, instead_BA, *rest)
-                # a panel pays a vote when the last one is cast
+                # a panel pays a vote once the last one is cast
                 known_B = after.ended_B if protocol.panel else after.ended_B | after.agent_done_BA[:, index]
                 pay_BMD[:, place, code] = torch.where(counts_B & known_B, outcome.reward_BA[:, index], torch.nan)
 
     def rollout(self, turn_BRA: Tensor, reward_BRA: Tensor, log_prob_BRA: Tensor, **more: Tensor | None) -> Rollout:
-        """What was played, with what the caller has kept of it; see `Rollout`."""
+        """The rollout, with the caller's records; see `Rollout`."""
         return Rollout(
             id_B=self.id_B,
             seed_B=self.state.seed_B,
@@ -170,9 +169,8 @@ class BatchedPlay:
 
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would
-    count now; and for an agent that is told the episode's role "told" (N, roles), one-hot.
-    """
+    """Masks of a turn: "round" (N,), "speaks" (N, F): the message factors in play; "may_decide" (N,): a decision would
+    count now; and for an agent in `told` "told" (N, roles), the episode's role, one-hot."""
     writes, index = protocol.writes[agent], protocol.agents.index(agent)
     active_NC = protocol.active(round_N, seed_N)[:, index]
     if len(writes) < len(protocol.channels):
@@ -188,7 +186,7 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
 
 @dataclass(frozen=True)
 class Turn:
-    """What an agent chose in one round, in N copies. copy_N: which. policy: out of what. action: what."""
+    """An agent's choices in a round, in N copies. copy_N: the copies. policy: the distribution. action: the sample."""
 
     agent: str
     round: int
@@ -198,17 +196,17 @@ class Turn:
 
 
 Edit = Callable[[Turn], Action]
-"""What is said instead: an action like the turn's, -1 for a symbol that nobody is to hear."""
+"""Replacement of a message: an action like the turn's, -1 for a symbol that is not sent."""
 
 
 @dataclass(frozen=True)
 class Player:
-    """Who plays for an agent.
+    """The player of an agent.
 
-    network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances that it is
-    shown (None: those that are judged). edit: replaces what it says before anybody hears it. scenario: the one through
-    which it sees (None: the play's own). version_B, past: (B,) int64 and networks by their number: who plays instead in
-    copies whose version is not -1 (None: nobody).
+    network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances it observes
+    (None: the judged ones). edit: replaces its message before it is sent. scenario: the one that makes its observations
+    (None: the play's own). version_B, past: (B,) int64 and networks by number: they play in copies whose version is not
+    -1 (None: in none).
     """
 
     network: nn.Module
@@ -220,7 +218,7 @@ class Player:
     past: Mapping[int, nn.Module] = field(default_factory=dict)
 
     def policy(self, play: BatchedPlay, agent: str, copy_N: Tensor) -> Policy:
-        """How the player chooses in its turns as `agent`."""
+        """The player's policy in its turns as `agent`."""
         obs = self.observe(play, agent, copy_N)
         if self.version_B is None:
             return self.network(obs, True, False)[0]
@@ -233,7 +231,7 @@ class Player:
         return found[0] if len(found) == 1 else joined(found).rows(torch.cat(places).argsort())
 
     def observe(self, play: BatchedPlay, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
-        """What the player sees before its turn as `agent`."""
+        """The player's observation before its turn as `agent`."""
         if self.shown_B is None and self.scenario is None:
             return play.observe(agent, copy_N)
         id_B = play.id_B if self.shown_B is None else self.shown_B.to(play.device)
@@ -244,9 +242,9 @@ class Player:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search would have an agent say in N turns. message_NF: -1 where it did not search, or found that silence
-    is best. silent_N: where it did. taught_NFS: how good a choice each symbol is for one who speaks, a distribution
-    over S symbols for each of F message factors times what is at stake in the turn; zero where it did not search."""
+    """The result of a search in N turns of an agent. message_NF: -1 where it did not search, or found that silence is
+    best. silent_N: where it did. taught_NFS: the value of each symbol for the speaker, a distribution over S symbols
+    for each of F message factors times the stake of the turn; zero where it did not search."""
 
     message_NF: Tensor
     silent_N: Tensor
@@ -256,13 +254,13 @@ class Searched:
 Asked = Mapping[str, tuple[Tensor, Policy]]
 """Agent -> (copies N in which it has the turn, its policy there)."""
 Search = Callable[[BatchedPlay, Mapping[str, Player], Asked], Mapping[str, Searched]]
-"""Called in every round; returns, for those who search, what they say instead of what they drew."""
+"""Called in every round; returns the replacement messages of searching agents."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to. reward_BA: rewards. distance_B2: under zero knowledge, `choice_distances`. searched: by
-    whom and what."""
+    """The result of one round. reward_BA: rewards. distance_B2: under zero knowledge, `choice_distances`. searched:
+    results by agent."""
 
     turns: list[Turn]
     reward_BA: Tensor
@@ -281,8 +279,7 @@ def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tupl
 def play_round(
     play: BatchedPlay, players: Mapping[str, Player], search: Search | None = None, pay_BMD: Tensor | None = None
 ) -> Round:
-    """Play one round: whoever has the turn observes, chooses and is heard. search: see `Search`. pay_BMD: see
-    `BatchedPlay.step`."""
+    """Play one round: agents observe, choose and send. search: see `Search`. pay_BMD: see `BatchedPlay.step`."""
     asked, extra = policies(play, players), play.protocol.zero_knowledge
     chosen: dict[str, Action] = {
         agent: policy.choose(players[agent].noise, copy_N, len(play.id_B)) for agent, (copy_N, policy) in asked.items()
@@ -308,8 +305,7 @@ def play_round(
 def stated(
     play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]
 ) -> tuple[Tensor, bool]:
-    """((B, M) the probability of acceptance among its two verdicts that each who decides gives now, whether they draw
-    their decisions)."""
+    """((B, M) each decider's probability of acceptance among its two verdicts, True if decisions are drawn)."""
     deciders = play.protocol.verifiers
     grade_BM = torch.full((len(play.id_B), len(deciders)), 0.5, device=play.device)
     for place, agent in enumerate(deciders):
@@ -330,8 +326,8 @@ def play_rollout(
 ) -> Rollout:
     """Play complete episodes: with actions sampled by `noise`, or the most likely ones where it is None.
 
-    agents: agent -> network. skip_silent_messages: see `Policy.silenced`; learning must use the same.
-    Returns the rollout with the log-probabilities of what was done.
+    agents: agent -> network. skip_silent_messages: see `Policy.silenced`; learning must use the same. Returns the
+    rollout with the log-probabilities of the actions.
     """
     return play_episodes(
         play, {agent: Player(network, noise) for agent, network in agents.items()}, id_B, seed_B, skip_silent_messages
@@ -353,8 +349,8 @@ def play_episodes(
 ) -> Rollout:
     """`play_rollout` with a `Player` for each agent. record: called with every turn of every round.
 
-    begin: (what was said, the round to begin with) instead of the first, see `BatchedPlay.go_on`. search: see `Search`;
-    what it found is `Rollout.taught_BRAFS`. every_verdict: keep what deciders would have been paid for each decision
+    begin: (earlier messages, the round to begin with) instead of the first, see `BatchedPlay.go_on`. search: see
+    `Search`; its results are in `Rollout.taught_BRAFS`. every_verdict: record deciders' pay for each decision
     (`Rollout.pay_BRMD`).
     """
     protocol = play.protocol
@@ -393,8 +389,7 @@ def play_episodes(
 def compared(
     extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How the adversary's and the simulator's choices of one round compare: (B,) `similarity` and (B, 2)
-    `choice_distances`.
+    """The adversary's and the simulator's choices of a round: (B,) `similarity` and (B, 2) `choice_distances`.
 
     policies: agent -> (copies N of its turns, its policy there). like_B: any (B,) tensor on their device. Copies in
     which either had no turn have similarity 0 and distances -1.
@@ -432,6 +427,6 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
 
 
 def episode_seeds(seed: int, first: int, count: int) -> Tensor:
-    """(count,) int64 episode seeds in [0, 65536), for the `count` episodes from number `first` on (a function of both
-    numbers)."""
+    """(count,) int64 episode seeds in [0, 65536), for episodes from number `first` on (a function of seed and
+    number)."""
     return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

@@ -1,8 +1,8 @@
-"""What a dialogue between language agents is: immutable states, so that a tree of continuations can share its
-beginnings; the form of its chats; what is asked of a scenario; and its record.
+"""Dialogues of language agents: immutable states, so that a tree of continuations can share prefixes; the form of
+chats; the interface of a scenario; and records.
 
-Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays them; a scenario says what
-an agent is shown and how its reply is read.
+Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays dialogues; a scenario makes
+an agent's chats and parses its replies.
 """
 
 import re
@@ -22,14 +22,14 @@ Chat = list[Message]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one agent said in one round.
+    """An agent's turn in one round.
 
-    agent: who. raw: the reply as it came, without reasoning. messages: channel -> what was written there (nothing after
-    a decision). decision: a code of the protocol: reject 0, accept 1, continue 2 where it has two verdicts. confidence:
-    of a decision, the probability in [0, 1] that the verifier gives to acceptance (1 or 0 on the scale accept/reject; 1
-    with more than two verdicts), None where it continues. retries: replies that could not be used before this one.
-    truncated: the reply reached its limit of tokens. invalid: no usable reply came; an empty message stands in its
-    place. reasoning: what the model wrote for itself before its reply, which nobody is shown.
+    agent: its name. raw: the reply as received, without reasoning. messages: channel -> its message (none after a
+    decision). decision: a code of the protocol: reject 0, accept 1, continue 2 where it has two verdicts. confidence:
+    of a decision, the verifier's probability of acceptance in [0, 1] (1 or 0 on the scale accept/reject; 1 with more
+    than two verdicts), None where it continues. retries: unusable replies before this one. truncated: the reply reached
+    its limit of tokens. invalid: no usable reply; an empty message takes its place. reasoning: the model's private text
+    before its reply, which no agent reads.
     """
 
     agent: str
@@ -45,13 +45,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds have been
-    played.
+    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds are played.
 
-    item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0,
-    65536); a role that an agent chose is in it. rewards: for each round, agent -> what it was paid. verdict: of one
-    that has ended, its code, `Protocol.undecided` without one. confidence: see `Turn`. ended: over, with a verdict or
-    because the rounds ran out.
+    item: its subject; scenarios know its type, all other code its `id` and `y`. seed: of the episode, in [0, 65536); a
+    role that an agent chose is in it. rewards: for each round, agent -> reward. verdict: of a finished dialogue, its
+    code, `Protocol.undecided` without one. confidence: see `Turn`. ended: with a verdict or because the rounds ran out.
     """
 
     item: Any
@@ -63,12 +61,12 @@ class Dialogue:
     ended: bool = False
 
     def total(self, agent: str) -> float:
-        """The undiscounted sum of what `agent` was paid."""
+        """The undiscounted sum of `agent`'s rewards."""
         return sum(paid.get(agent, 0.0) for paid in self.rewards)
 
 
 def beginning(dialogue: Dialogue, rounds: int) -> Dialogue:
-    """The dialogue as it stood after its first `rounds` rounds, which were not its last."""
+    """The dialogue after its first `rounds` rounds, which were not its last."""
     return replace(
         dialogue,
         rounds=dialogue.rounds[:rounds],
@@ -81,7 +79,7 @@ def beginning(dialogue: Dialogue, rounds: int) -> Dialogue:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A reply, read: see `Turn` for the fields. decision: None where it continues, or the code for that."""
+    """A parsed reply; see `Turn` for the fields. decision: None where it continues, or the code for that."""
 
     messages: Mapping[str, str] = field(default_factory=dict)
     decision: int | None = None
@@ -89,34 +87,29 @@ class Parsed:
 
 
 class InvalidReply(Exception):
-    """A reply that cannot be read, with the reason; the agent is asked again."""
+    """An unreadable reply, with the reason; the agent is queried again."""
 
 
-# The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
-#
-# - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages
-# wherever they fall.
-# Templates of open-weight models refuse such chats (no user message, a system message that is not the first, two users
-# in a row, no
-#   system role at all), so every chat is shaped before it is sent, and in the same way before it is learned from;
-# - shaping a chat up to one of the agent's replies gives the beginning of the shaped whole, so a model learns in the
-# form in which it
-#   is asked;
-# - reasoning that stands in a reply is private to its agent: nobody is shown it and nothing is read from it.
+# The form of chats: what providers and chat templates accept, and reasoning before a reply.
+# - scenarios write a chat as it happened: the system prompt, replies, others' messages, notices as system messages in
+#   their places. Templates of open-weight models refuse such chats (no user message, a system message that is not the
+#   first, two users in a row, no system role at all), so every chat is shaped in the same way before it is sent and
+#   before it is learned from;
+# - shaping a chat up to one of the agent's replies gives a prefix of the shaped whole, so training and inference have
+#   the same form;
+# - reasoning in a reply is private to its agent: no agent reads it and it is not parsed.
 
 Shape = Literal["openai", "alternating", "no_system"]
-"""openai: one system message at most, and that first; a user message before each reply. alternating: besides, what
-stands between two replies is one user message, and names of speakers stand in its text. no_system: besides, the system
-prompt begins the first user message. In chats that are fenced (`LanguageScenario.fenced_chat`) names stand in the text
-in all shapes.
-"""
+"""openai: at most one system message, first; a user message before each reply. alternating: also one user message
+between two replies, with names of speakers in its text. no_system: also the system prompt begins the first user
+message. In fenced chats (`LanguageScenario.fenced_chat`) names are in the text in all shapes."""
 SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
-"""The user message before a reply where nobody has said anything: before the first one, and later."""
+"""The user message before a reply if there is no message: before the first one, and later."""
 
 _NAMES = r"(?:\w{1,9}:)?(?:think|thinking|thoughts?|reasoning|reason|scratchpad)"
 MARK = re.compile(rf"(?:<|[\[◁](?=/?think[\]▷]))(/?){_NAMES}(?:\s*>|[\]▷])", re.IGNORECASE)
-"""Of reasoning; "[Reasoning]" may be a heading. The group is a slash where it ends."""
+"""Marks of reasoning; "[Reasoning]" may be a heading. The group is a slash at the end mark."""
 OPENED = re.compile(rf"(?:<{_NAMES}>|[\[◁]think[\]▷])(?=\s*\Z)", re.IGNORECASE)
 """A mark that begins reasoning, at the end of a text."""
 _OTHER_MARKS = (
@@ -124,8 +117,7 @@ _OTHER_MARKS = (
     (re.compile(r"<\|end_of_thought\|>"), "</think>"),
     (re.compile(r"<\|(?:begin|end)_of_solution\|>"), ""),
     # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the
-    # text, also of a reply that was cut before its final one. No other text has a letter or digit right behind
-    # "analysis".
+    # text, also of a reply cut before its final one. No other text has a letter or digit directly after "analysis".
     (
         re.compile(
             r"\A\s*(?:assistant)?analysis(?=[^\W_])|\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL
@@ -140,12 +132,11 @@ _OTHER_MARKS = (
 _OTHER = re.compile(
     r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis(?:[^\W_]|\S.*assistantfinal)", re.DOTALL
 )
-"""Where a reply has one of the other marks, each of them is written as those of `MARK`."""
+"""Other marks, which are replaced by those of `MARK`."""
 
 
 def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
-    """`messages`, to which the assistant is about to reply, in this shape; see `Shape`. The last message is a
-    user's."""
+    """`messages` before the assistant's reply, in this shape; see `Shape`. The last message is a user's."""
     shaped: Chat = []
     for message in messages:
         if message["role"] == "assistant":
@@ -166,10 +157,9 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
 
 
 def split_reasoning(reply: str) -> tuple[str, str]:
-    """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any
-    case; before a closing mark without an opening one (templates may open it in the prompt); and behind an opening mark
-    that is never closed. Channels of the Harmony form but the final one are reasoning too.
-    """
+    """(reasoning, the rest of `reply`). Reasoning is the text between marks such as <think> and </think>, in any case;
+    before a closing mark without an opening one (templates may open it in the prompt); and after an opening mark that
+    is not closed. Channels of the Harmony form except the final one are reasoning too."""
     if _OTHER.search(reply):
         for pattern, mark in _OTHER_MARKS:
             reply = pattern.sub(mark, reply)
@@ -177,7 +167,7 @@ def split_reasoning(reply: str) -> tuple[str, str]:
     for mark in MARK.finditer(reply):
         piece, start = reply[start : mark.start()], mark.end()
         closes = bool(mark[1])
-        if closes and not inside:  # all before it is reasoning
+        if closes and not inside:  # all text before it is reasoning
             reasoning, rest = [*reasoning, *rest, piece], []
         else:
             (reasoning if inside else rest).append(piece)
@@ -189,7 +179,7 @@ def split_reasoning(reply: str) -> tuple[str, str]:
 
 
 def _before_reply(shaped: "Chat") -> None:
-    """See that a user spoke last."""
+    """Ensure that the last message is a user's."""
     if not shaped or shaped[-1]["role"] != "user":
         shaped.append(
             {"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START}
@@ -201,11 +191,10 @@ def _with_name_in_text(message: "Message") -> "Message":
     return {"role": message["role"], "content": f"{name}: {message['content']}" if name else message["content"]}
 
 
-# What is asked of a scenario that language models play.
+# The interface of a scenario for language models.
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
-"""(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing
-else."""
+"""(agent, chats, replies) -> for each chat, the probability that the agent replies with exactly each of these texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +202,7 @@ class LanguageScenario(ABC):
     """A task of language agents. It can be pickled; its methods are pure functions of the dialogue, so all can be
     rebuilt from records.
 
-    protocol: who speaks when. settings: a settings dataclass with `agents` (agent -> `LanguageAgentSettings`).
+    protocol: the protocol. settings: a settings dataclass with `agents` (agent -> `LanguageAgentSettings`).
     """
 
     protocol: Protocol
@@ -221,13 +210,13 @@ class LanguageScenario(ABC):
 
     @abstractmethod
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played, as it happened: what others wrote
-        in user messages with their names, notices in system messages; `fenced_chat` makes text of that. Its own invalid
-        replies are not in it."""
+        """The messages shown to `agent` before its turn in the next round, as they happened: others' messages as user
+        messages with names, notices as system messages; `fenced_chat` turns them into text. Without its own invalid
+        replies."""
 
     @abstractmethod
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
+        """The content of `agent`'s reply in the next round. Raises InvalidReply."""
 
     @abstractmethod
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
@@ -235,8 +224,7 @@ class LanguageScenario(ABC):
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
         """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is
-        paid. role: that the episode draws, given under protocols that draw one.
-        """
+        paid. role: that the episode draws, given under protocols that draw one."""
         return self.protocol.payment.of(role).goals.get(agent)
 
     def verdict_text(self, label: int) -> str:
@@ -253,8 +241,7 @@ class LanguageScenario(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, dialogue: Dialogue) -> float:
-        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it
-        (`Payment.per_error`)."""
+        """The error of the estimates in a whole dialogue, where the protocol pays for it (`Payment.per_error`)."""
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
@@ -264,30 +251,28 @@ class LanguageScenario(ABC):
     @property
     def words(self) -> tuple[str, ...]:
         """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); ()
-        for no such list."""
+        if unknown."""
         return ()
 
     @cached_property
     def fences(self) -> bool:
-        """True if what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed
-        list of words."""
+        """True if others' messages are fenced (`nip_ray.play.fences`): not if they use a closed list of words."""
         return not self.words
 
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """`chat`, as it is sent and learned from: nothing that another agent writes passes for somebody else's message
-        or for a notice."""
+        """`chat`, as it is sent and learned from: no agent's message can pass for another's or for a notice."""
         chat, protocol = self.chat(dialogue, agent), self.protocol
         if not self.fences or not _hears(protocol.turns, protocol.max_rounds, agent, protocol.sees[agent]):
             return chat
         seed = dialogue.seed
-        if protocol.chooser is not None:  # a choice puts its role into the seed: this is what stays (`Protocol.chosen`)
+        if protocol.chooser is not None:  # a choice changes the role in the seed: this part stays (`Protocol.chosen`)
             seed = min(seed // len(protocol.verdicts), NUM_SEEDS // len(protocol.verdicts) - 1)
         codes = {reader: fence_code(seed, dialogue.item.id, reader) for reader in protocol.agents}
         return fence_chat(chat, codes[agent], codes.values())
 
     def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
-        """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning
-        from rewards; None where the scenario knows of none. It depends on the arguments alone."""
+        """A chat of `agent` in a dialogue about `item`, and a reply worth imitating before any learning from rewards;
+        None if the scenario has none. A function of the arguments."""
         return None
 
     def agent_settings(self, agent: str) -> LanguageAgentSettings:
@@ -300,8 +285,7 @@ class LanguageScenario(ABC):
         return self.agent_settings(agent).max_invalid_replies
 
     def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
-        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or
-        no usable reply."""
+        """The chat of `agent` before its turn in `round`, and its reply. Raises ValueError if either is missing."""
         turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
         if turn is None or turn.invalid:
             raise ValueError(
@@ -310,7 +294,7 @@ class LanguageScenario(ABC):
         return self.fenced_chat(beginning(dialogue, round), agent), turn.raw
 
     def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
-        """The rounds that `training_chat` can be asked for."""
+        """The rounds that `training_chat` accepts."""
         return [
             r
             for r, turns in enumerate(dialogue.rounds)
@@ -332,21 +316,19 @@ def _hears(
 
 
 def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int | None:
-    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them
-    alone."""
+    """The verdict that `agent` argues for in this dialogue; scenarios only see roles under protocols that draw them."""
     role = scenario.protocol.role_of(dialogue.seed)
     return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
 
 
 # Dialogues as JSON: records, from which a dialogue can be rebuilt exactly.
-#
-# - a record holds the item's id and label, not its text: the data set has that. Rebuilding checks both.
+# - a record holds the item's id and label, not its text, which is in the data set. Rebuilding checks both.
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
 
 
 def dialogue_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """All of `dialogue` but its item's text, in plain JSON values; see `dialogue_from_record`."""
+    """`dialogue` without its item's text, in plain JSON values; see `dialogue_from_record`."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -363,7 +345,7 @@ def dialogue_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str,
 
 
 def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
-    """The dialogue about `item` that `record` was made of.
+    """The dialogue about `item` from its `record`.
 
     Raises UserError when it is damaged, of another format, or about another item.
     """

@@ -1,17 +1,15 @@
-"""The text core: dialogues of language agents, played under the same protocols as tensor agents are.
+"""The text core: dialogues of language agents, played under the same protocols as networks.
 
 Decisions that matter here:
 - a dialogue is a value; playing a round makes a new one. A tree of continuations is `play_round` called several times
   on one dialogue, with different `path`s;
-- how a language model is reached is the caller's business: the core awaits `ask`, and gives it all that a stable name
-  of the call is made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
-- those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for
-  good, the others are cancelled and the error is raised as it is;
-- in a game without a verifier the scenario says what a round pays and whether it was the last (`judge`); there is no
-  verdict;
-- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it
-  is used up, or at once where the request itself was refused, an empty message stands in the channels where the agent
-  has its turn, marked invalid, and play continues.
+- the caller reaches the model: the core awaits `ask`, and passes everything that a stable name of the call needs (the
+  dialogue's item and seed, the round, the agent, the attempt and the path);
+- all speakers of a round are queried at once, without each other's messages of that round; when one call fails for
+  good, the others are cancelled and the error is raised unchanged;
+- in a game without a verifier the scenario determines the pay of a round and the end (`judge`); there is no verdict;
+- an unusable reply (filtered, empty, unreadable) is retried. One counter serves all reasons; when it is used up, or at
+  once if the request itself was refused, empty messages marked invalid take its place, and play continues.
 """
 
 import asyncio
@@ -38,19 +36,15 @@ from nip_ray.play.dialogue import (
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Panel, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
-# A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
-#
+# A protocol for language agents: speakers, pay and end of each round, as plain Python values.
 # - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every
-# round, seed class, label
-# and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds. For a
-# verdict with a grade
-#   it is called again, with a panel of one;
-# - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
-# - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the
-# expected payment
-# of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is
-# another for
-#   those who are paid for being right. A payment function is given the confidence itself.
+#   round, seed class, label and decision; its results are cached as plain floats, so that a round of a dialogue costs
+#   microseconds. For a graded verdict it is called again, with a panel of one;
+# - the agents that a decision pays are part of the key: an item may give a prover another stance than the protocol's
+#   goal;
+# - a verdict with confidence c in (0, 1) pays c times the pay of acceptance plus (1 - c) times that of rejection: the
+#   expected payment of a verdict drawn with that probability, for verifier and provers alike. Another `Payment.scoring`
+#   changes the share of agents that are paid for being right. A payment function receives the confidence itself.
 
 Stances = tuple[tuple[str, int], ...]
 """Pairs of a prover and the decision that it is paid for."""
@@ -59,9 +53,8 @@ _MOST_KEPT = 256
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round paid and ended. rewards: agent -> amount. verdict: where one counted, else `Protocol.undecided`.
-    confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
-    """
+    """The outcome of a round. rewards: agent -> amount. verdict: if one counted, else `Protocol.undecided`. confidence:
+    of the verdict, None without one. ended: with a verdict, or because the rounds ran out."""
 
     rewards: Mapping[str, float]
     verdict: int
@@ -70,7 +63,7 @@ class Outcome:
 
 
 class Rulebook:
-    """The turns and payments of one protocol. Get it from `rulebook`, which makes it once."""
+    """The turns and payments of one protocol, from `rulebook`."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
@@ -81,12 +74,11 @@ class Rulebook:
         self._arguing: dict[Stances, Protocol] = {}
 
     def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the
-        protocol's order."""
+        """Agent -> its channels for writing, for those with a turn in `round` (below max_rounds), in order."""
         return self._speakers[seed % len(self._speakers)][round]
 
     def speaking(self, y: int, rounds: Sequence[Sequence[Turn]], seed: int) -> Mapping[str, tuple[str, ...]]:
-        """`speakers` of the round after these, without members of a panel who have voted."""
+        """`speakers` of the next round, without members of a panel that have voted."""
         speakers = self.speakers(len(rounds), seed)
         if self.protocol.panel is None:
             return speakers
@@ -102,15 +94,14 @@ class Rulebook:
         return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
 
     def seed_after(self, round: int, seed: int, turns: Iterable[Turn]) -> int:
-        """The episode seed after a round, which is another where an agent chose a role in it."""
+        """The episode seed after a round; it changes if an agent chose a role."""
         made = [turn.decision for turn in turns if turn.agent == self.protocol.chooser]
         return int(self.protocol.chosen(*torch.tensor([[round], [seed], made]))) if made else seed
 
     def votes(self, y: int, rounds: Sequence[Sequence[Turn]]) -> dict[str, float | None]:
-        """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not;
-        {} without a panel.
+        """Member of a panel -> the probability of acceptance in its vote so far, None without one; {} without a panel.
 
-        The first that it gives from round ``min_rounds - 1`` on counts, or what `force_guess` puts in its place.
+        The first vote from round ``min_rounds - 1`` on counts, or its replacement by `force_guess`.
         """
         protocol, found = (
             self.protocol,
@@ -131,9 +122,8 @@ class Rulebook:
         now: Mapping[str, float | None],
         stances: Stances,
     ) -> Outcome:
-        """The outcome of `round` where a panel decides, or a verifier with a grade: a panel of one. before, now: the
-        `votes` before the round and after it.
-        """
+        """The outcome of `round` for a panel, or for a graded verifier as a panel of one. before, now: the `votes`
+        before the round and after it."""
         if stances not in self._arguing:
             panel = self.protocol.panel or Panel(self.protocol.verifiers, "mean")
             self._arguing[stances] = replace(
@@ -159,8 +149,7 @@ class Rulebook:
         return Outcome(rewards, int(outcome.decision_B), None if math.isnan(confidence) else confidence, ended)
 
     def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
-        """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the
-        tables alone."""
+        """The outcome of `round` by the step function for label `y` and the verifier's `decision`, by the tables."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
         seeds, count = self.protocol.seed_classes, self.protocol.undecided
@@ -169,13 +158,12 @@ class Rulebook:
     def settle(
         self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None
     ) -> Outcome:
-        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with
-        more than two verdicts, where it decided this.
-        """
+        """The outcome of `round` with this probability of acceptance by the verifier (None: no decision); with more
+        than two verdicts, with this decision."""
         if self.protocol.two_verdicts:
             decision = None if confidence is None else verdict_of(confidence)
             if confidence is not None and 0 < confidence < 1:
-                decision = ACCEPT  # where the decision does not count, or is forced, all decisions are one
+                decision = ACCEPT  # if the decision does not count, or is forced, all decisions are the same
                 accepted, rejected = (
                     self.outcome(round, seed, y, verdict, stances).verdict for verdict in (ACCEPT, REJECT)
                 )
@@ -199,15 +187,12 @@ class Rulebook:
 
 
 def verdict_of(confidence: float) -> int:
-    """ACCEPT above one half, REJECT below, and exactly at one half CONTINUE: neither side is favoured, the dialogue
-    ends undecided."""
+    """ACCEPT above one half, REJECT below, CONTINUE at exactly one half: the dialogue ends undecided."""
     return CONTINUE if confidence == 0.5 else ACCEPT if confidence > 0.5 else REJECT
 
 
 def rulebook(protocol: Protocol) -> Rulebook:
-    """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without
-    a verifier it has no outcomes.
-    """
+    """The rulebook of `protocol`, cached by object. No zero knowledge; without a verifier it has no outcomes."""
     found = _RULEBOOKS.get(id(protocol))
     if found is None:
         if len(_RULEBOOKS) >= _MOST_KEPT:
@@ -216,7 +201,7 @@ def rulebook(protocol: Protocol) -> Rulebook:
     return found
 
 
-_RULEBOOKS: dict[int, Rulebook] = {}  # by id: a rulebook keeps its protocol alive, so no id here is ever used again
+_RULEBOOKS: dict[int, Rulebook] = {}  # by id: a rulebook keeps its protocol alive, so ids here are never reused
 
 
 def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
@@ -245,15 +230,14 @@ def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
 # Playing.
 
 Path = tuple[int, ...]
-"""Which branch was taken at each node of a tree of continuations; () where there is no tree."""
+"""The branch taken at each node of a tree of continuations; () without a tree."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks.
-    finish_reason: stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning:
-    what came beside the content.
-    """
+    """The answer of a language model. content: None without text; reasoning in it is found by its marks. finish_reason:
+    stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning: if separate from
+    the content."""
 
     content: str | None
     finish_reason: str = "stop"
@@ -261,14 +245,12 @@ class Answer:
 
 
 Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
-"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn are counted from 0. The chat must not be
-changed."""
+"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn count from 0. The chat is read-only."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A turn to be taken in `play_in_step`. place: of the dialogue among all. chat: what the agent is shown. attempt:
-    from 0."""
+    """A turn to take in `play_in_step`. place: of the dialogue among all. chat: for the agent. attempt: from 0."""
 
     place: int
     dialogue: Dialogue
@@ -280,17 +262,16 @@ class Question:
 AnswerAll = Callable[[list[Question]], Sequence[Answer]]
 """Answers to questions, in order. Chats must not be changed."""
 UNUSABLE = ("content_filter", "refused", "unknown")
-"""Finish reasons of answers that are not used, whatever they say."""
+"""Finish reasons of answers that are never used."""
 
 
 def start_dialogue(item: Any, seed: int) -> Dialogue:
-    """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor
-    play."""
+    """A new dialogue about `item`. seed: any integer, taken modulo 65536 as in tensor play."""
     return Dialogue(item, seed % NUM_SEEDS)
 
 
 async def play_dialogue(scenario: LanguageScenario, item: Any, seed: int, ask: Ask, path: Path = ()) -> Dialogue:
-    """A whole dialogue about `item`, ended. Raises what `ask` raises."""
+    """A finished dialogue about `item`. Raises the errors of `ask`."""
     dialogue = start_dialogue(item, seed)
     while not dialogue.ended:
         dialogue = await play_round(scenario, dialogue, ask, path)
@@ -298,7 +279,7 @@ async def play_dialogue(scenario: LanguageScenario, item: Any, seed: int, ask: A
 
 
 async def play_round(scenario: LanguageScenario, dialogue: Dialogue, ask: Ask, path: Path = ()) -> Dialogue:
-    """`dialogue` one round on. Raises ValueError when it has ended, and what `ask` raises."""
+    """`dialogue` after one more round. Raises ValueError when it has ended, and the errors of `ask`."""
     if dialogue.ended:
         raise ValueError(f"the dialogue about item {dialogue.item.id} has ended")
     speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
@@ -307,7 +288,7 @@ async def play_round(scenario: LanguageScenario, dialogue: Dialogue, ask: Ask, p
 
 
 def advance(scenario: LanguageScenario, dialogue: Dialogue, turns: Iterable[Turn]) -> Dialogue:
-    """`dialogue` after these turns of its next round: who is paid, and whether it is over."""
+    """`dialogue` after these turns of its next round, with rewards and its end."""
     turns = tuple(turns)
     protocol = scenario.protocol
     if protocol.verifier is None:
@@ -344,9 +325,9 @@ def advance(scenario: LanguageScenario, dialogue: Dialogue, turns: Iterable[Turn
 
 
 def play_in_step(scenario: LanguageScenario, dialogues: Iterable[Dialogue], answer: AnswerAll) -> list[Dialogue]:
-    """All these dialogues to their ends, round by round together: whoever has a turn in any of them is asked at once.
+    """Play all these dialogues to their ends, round by round together: all agents with a turn are queried at once.
 
-    What happens in a dialogue is what `play_round` makes of it. Raises what `answer` raises.
+    Each dialogue develops as under `play_round`. Raises the errors of `answer`.
     """
     held = list(dialogues)
     while any(not dialogue.ended for dialogue in held):
@@ -364,7 +345,7 @@ def play_in_step(scenario: LanguageScenario, dialogues: Iterable[Dialogue], answ
 
 
 def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
-    """The turn of each question; those whose replies cannot be used are asked again, together."""
+    """The turn of each question; unusable replies are retried together."""
     turns: dict[int, Turn] = {}
     waiting = list(range(len(asked)))
     while waiting:
@@ -383,7 +364,7 @@ def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: A
 
 
 async def _take_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
-    """What `agent` says in the next round, after as many attempts as it takes or may take."""
+    """The turn of `agent` in the next round, with retries."""
     chat, turn, attempts = scenario.fenced_chat(dialogue, agent), None, count()
     while turn is None:
         attempt = next(attempts)
@@ -392,17 +373,16 @@ async def _take_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str,
 
 
 def _settled(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int) -> Turn | None:
-    """The turn that an answer makes, None where the agent is asked again."""
+    """The turn of an answer, None to query the agent again."""
     turn = read_answer(scenario, dialogue, agent, answer, attempt)
     is_last = answer.finish_reason == "refused" or turn.retries >= scenario.max_invalid_replies(agent)
     return turn if is_last or not turn.invalid else None
 
 
 def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
-    """The turn that an answer makes of the agent's round about to be played: an invalid one, with empty messages, if it
-    cannot be used.
+    """The turn of an answer in the agent's next round: an invalid one, with empty messages, if it is unusable.
 
-    attempt: how many answers of this turn could not be used before.
+    attempt: number of earlier unusable answers of this turn.
     """
     channels, going_on = (
         rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent],
@@ -421,9 +401,9 @@ def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answ
 
 
 def read_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
-    """What `agent` says in the next round by this reply; a decision without a confidence is a sure one.
+    """The turn of `agent` in the next round with this reply; a decision without a confidence has full confidence.
 
-    Raises InvalidReply, and UserError where the scenario's `parse` gives something else.
+    Raises InvalidReply, and UserError if the scenario's `parse` returns another type.
     """
     parsed = scenario.parse(dialogue, agent, raw)
     if not isinstance(parsed, Parsed):
@@ -444,7 +424,7 @@ def read_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, raw: s
 
 
 def encodable(text: str) -> str:
-    """`text`, with what no file or request can hold (halves of surrogate pairs) replaced by U+FFFD."""
+    """`text`, with characters that no file or request can hold (halves of surrogate pairs) replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -456,7 +436,7 @@ Result = TypeVar("Result")
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All results in order; the first error, bare, after the other calls were cancelled."""
+    """All results in order; the first error, unwrapped, after the other calls were cancelled."""
     waiting = list(calls)
     if len(waiting) == 1:
         return [await waiting[0]]

@@ -1,15 +1,15 @@
-"""Roll-outs for learning from values: everybody plays the best move, and one role of each copy explores; its turns
+"""Roll-outs for learning from values: all agents play the best move, and one role of each copy explores; its turns
 become transitions.
 
 Decisions that matter here:
 - roll-outs of several roles at the same time are one batch, in which each copy has its explorer: half the passes
   through two networks;
-- what an explorer sees is kept while it plays, not computed again: positions need not be walked through twice;
+- an explorer's observations are stored while it plays, so positions need not be replayed;
 - a roll-out is a function of (seed, step, attempt, weights): starts, luck and exploration are drawn for all its copies
   before a share of them is played, so that any number of players, each with its share, play the same copies;
-- an agent without anything to train is a policy, not values: its moves are drawn from it. Everybody else's are the most
+- an agent without trainable parameters is a policy, not values: its moves are sampled. All other agents play the most
   likely ones;
-- an agent's last turn before a cut whose turn would not be next is left out: what it will see there, nobody knows yet.
+- an agent's last turn before a cut whose turn would not be next is left out: its next observation is unknown.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +30,8 @@ from nip_ray.seeding import generator
 
 @dataclass(frozen=True)
 class Explorer:
-    """One role of a roll-out. copies: in how many it explores. epsilon: its share of random moves. gamma: its discount
-    per round."""
+    """A role of a roll-out. copies: the number in which it explores. epsilon: its share of random moves. gamma: its
+    discount per round."""
 
     copies: int
     epsilon: float
@@ -40,10 +40,10 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Exploration:
-    """A roll-out. step: before which gradient step. attempt: number of the roll-out among those of this step.
+    """A roll-out. step: the gradient step it precedes. attempt: number of the roll-out among those of this step.
     explorers: by role.
 
-    n_step: transitions in a row. bootstrap_cutoffs: see `DQNSettings`.
+    n_step: number of combined transitions. bootstrap_cutoffs: see `DQNSettings`.
     """
 
     step: int
@@ -54,13 +54,12 @@ class Exploration:
 
     @property
     def copies(self) -> int:
-        """Of all explorers together."""
+        """The copies of all explorers together."""
         return sum(explorer.copies for explorer in self.explorers.values())
 
 
 class _Seat:
-    """An agent's place in a roll-out: turns what its network says into moves that are certain, and keeps what an
-    explorer saw."""
+    """An agent's place in a roll-out: turns its network's output into moves, and stores an explorer's observations."""
 
     def __init__(
         self,
@@ -71,11 +70,9 @@ class _Seat:
         uniform_B2: Callable[[int], Tensor],
         gumbel_BW: Callable[[str, int, int], Tensor],
     ) -> None:
-        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None where it explores
-        nowhere.
+        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None if it never does.
 
-        uniform_B2: round -> numbers that exploration uses. gumbel_BW: agent, round, width -> noise that moves are drawn
-        by.
+        uniform_B2: round -> random numbers of exploration. gumbel_BW: agent, round, width -> noise for sampled moves.
         """
         self.agent, self.network, self.play = agent, network, play
         self.epsilon_B, self.uniform_B2, self.gumbel_BW = epsilon_B, uniform_B2, gumbel_BW
@@ -104,7 +101,7 @@ class _Seat:
         return replace(policy, message=only(action_N, q_NK)[:, None])
 
     def _copies(self) -> Tensor:
-        """Those whose turns `play_rollout` asks for now."""
+        """The copies whose turns `play_rollout` requests now."""
         return self.play.turn_B(self.agent).nonzero().flatten()
 
 
@@ -112,11 +109,10 @@ class _Seat:
 def explore(
     play: BatchedPlay, networks: Mapping[str, nn.Module], plan: Exploration, seed: int, share: int = 0, shares: int = 1
 ) -> tuple[Rollout, dict[str, Rows]]:
-    """Play share number `share` of `shares` of a roll-out; returns what was played, and the transitions of each role
-    that explored.
+    """Play share number `share` of `shares` of a roll-out; returns it, and the transitions of each exploring role.
 
-    networks: agent -> network, in the mode that it is to play in. Rows are in the order of copies and rounds: those of
-    all shares, one after the other, are those of one share that is everything. A role without a turn has none.
+    networks: agent -> network, in its mode of play. Rows are in the order of copies and rounds: those of all shares
+    concatenated are those of the whole. A role without a turn has none.
     """
     total, device = plan.copies, play.device
     first, last = total * share // shares, total * (share + 1) // shares
@@ -145,7 +141,7 @@ def explore(
 
 
 def _epsilons(plan: Exploration, agent: str, first: int, last: int, device: torch.device) -> Tensor | None:
-    """(B,): the share of random moves of `agent` in the copies of a share, -1 where another explores."""
+    """(B,): the share of random moves of `agent` in the copies of a share, -1 where another role explores."""
     if agent not in plan.explorers:
         return None
     parts = [torch.full((own.copies,), own.epsilon if role == agent else -1.0) for role, own in plan.explorers.items()]
@@ -153,7 +149,7 @@ def _epsilons(plan: Exploration, agent: str, first: int, last: int, device: torc
 
 
 def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Exploration) -> Rows | None:
-    """What the role of `seat` learns from: its turns in the copies in which it explored. None where it had none."""
+    """The transitions of the role of `seat`: its turns in the copies in which it explored. None if it had none."""
     if not seat.kept or seat.epsilon_B is None:
         return None
     agent, gamma = seat.agent, plan.explorers[seat.agent].gamma
@@ -165,7 +161,7 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
         else torch.zeros_like(seat.epsilon_B, dtype=torch.bool)
     )
     own = own_transitions(rollout.reward_BRA[:, :, index], turn_BR, rollout.length_B, ~cut_B, gamma)
-    # kept round by round, wanted in the order of copies, then rounds
+    # stored by rounds, needed in the order of copies, then rounds
     copies, when, seen, moves = zip(*seat.kept, strict=True)
     order_N = (torch.cat(copies) * rollout.num_rounds + torch.cat(when)).argsort()
     obs = {name: torch.cat([part[name] for part in seen])[order_N] for name in seen[0]}
@@ -185,8 +181,8 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
 def _after(
     play: BatchedPlay, agent: str, obs: Mapping[str, Tensor], next_N: Tensor, copy_N: Tensor, sees_N: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Observations to come: those of own turns, those after a cut where `sees_N`, and one of zeros for everybody else;
-    and each row's."""
+    """Next observations: those of own turns, those after a cut where `sees_N`, and zeros for the rest; and each
+    row's."""
     cut_K = copy_N[sees_N]
     last = play.observe(agent, cut_K) if len(cut_K) else {}
     parts = {name: [part, *([last[name]] if last else []), torch.zeros_like(part[:1])] for name, part in obs.items()}

@@ -1,12 +1,11 @@
-"""Fences: lines that say who wrote what follows, in chats where messages of several speakers and notices become text.
+"""Fences: lines that name the author of the text below, in chats where several speakers and notices become text.
 
 Decisions that matter here:
 - a fence is a line such as ``[Expert_1 3f2a9c1b]``. Its code is drawn from the episode's seed, the item and the reader,
-  and stands in the reader's system prompt: no other agent is ever shown it, and no two dialogues share one but by
-  chance;
-- the codes of all readers of a dialogue are taken out of what others wrote, so a lucky guess is worth nothing, nor is a
-  code that its reader quotes; a line that looks like a fence is quoted;
-- the code stands at the end of the system prompt, so the prompts of one item still begin alike, for caches of prefixes.
+  and is in the reader's system prompt: no other agent sees it, and dialogues share one only by chance;
+- the codes of all readers of a dialogue are removed from others' messages, so a lucky guess or a code quoted by its
+  reader is useless; a line that looks like a fence is quoted;
+- the code is at the end of the system prompt, so the prompts of one item share a prefix, for caches.
 """
 
 import re
@@ -15,12 +14,12 @@ from collections.abc import Collection, Sequence
 from nip_ray.seeding import stable_seed
 
 Message = dict[str, str]
-"""One entry of a chat: "role" (system, user or assistant), "content", and "name" where the sender has one."""
+"""One entry of a chat: "role" (system, user or assistant), "content", and "name" if the sender has one."""
 
 NOTICE, UNNAMED = "notice", "message"
-"""What stands in the place of a name: of a notice, and where the sender has none."""
+"""In place of a name: for a notice, and for a sender without one."""
 REMOVED = "(code)"
-"""What stands in a message in place of a code."""
+"""Replaces a code in a message."""
 _BREAKS = r"\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
 _LIKE_A_FENCE = re.compile(
     rf"(?:^|(?<=[{_BREAKS}]))(?=[^\S\n]*\[[^\[\]\n]{{0,80}}\b[0-9a-f]{{8}}\])", re.MULTILINE | re.IGNORECASE
@@ -28,14 +27,12 @@ _LIKE_A_FENCE = re.compile(
 
 
 def fence_code(seed: int, item: int | str, agent: str) -> str:
-    """The code of `agent` in a dialogue: 8 hexadecimal digits. seed: what stays of the episode's whatever an agent
-    chooses."""
+    """The code of `agent` in a dialogue: 8 hex digits. seed: the part of the episode's that no choice changes."""
     return f"{stable_seed(seed, 'fence', str(item), agent) % 2**32:08x}"
 
 
 def fence_chat(chat: Sequence[Message], code: str, codes: Collection[str]) -> list[Message]:
-    """`chat` with a fence before everything that its reader did not write, and with what that means at the end of the
-    system prompt.
+    """`chat` with a fence before all messages that its reader did not write, explained at the end of the system prompt.
 
     code: the reader's. codes: of all readers.
     """
@@ -47,7 +44,7 @@ def fence_chat(chat: Sequence[Message], code: str, codes: Collection[str]) -> li
         if message["role"] == "assistant":
             fenced.append(message)
             continue
-        word = re.sub(r"[\[\]\s]+", "_", message.get("name", ""))  # one word, and none of ours
+        word = re.sub(r"[\[\]\s]+", "_", message.get("name", ""))  # one word, without fence characters
         sender = f"{word}_" if word in (NOTICE, UNNAMED) else word or UNNAMED
         if message["role"] == "system":
             sender = NOTICE

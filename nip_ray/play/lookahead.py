@@ -1,20 +1,19 @@
-"""Provers that search in play: each message is tried against the current networks before one is said.
+"""Provers that search in play: each message is tried against the current networks before one is sent.
 
 Decisions that matter here:
-- what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every
-  decision, and their probabilities of each verdict in each round give the expected pay. Of later turns of the same
-  prover the network's own are assumed;
-- provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium
+- the value of a message is computed, not sampled: after it all agents send their most likely messages, deciders
+  postpone every decision, and their probabilities of each verdict in each round give the expected pay. Later turns of
+  the same prover follow its network;
+- provers that speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium
   they play;
-- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`; and
-  silence, by those whom a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network
-  always speaks, must not come to rely on it;
-- what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by
-  what is at stake.
+- all legal messages are tried, or the most likely if there are more than `SearchSettings.candidates`; and silence, by
+  provers that a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network always speaks,
+  must not rely on it;
+- the result is a distribution, and the network is taught all of it, not the drawn message, weighted by the stake.
 
 Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017;
 optimistic multiplicative weights, Rakhlin and Sridharan, "Optimization, learning, and games with predictable
-sequences", 2013, whose average strategies come to an equilibrium of a zero-sum game at the rate 1 / steps.
+sequences", 2013, whose average strategies converge to an equilibrium of a zero-sum game at the rate 1 / steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,18 +28,18 @@ from nip_ray.play.staged import part_of, stage
 from nip_ray.seeding import generator
 from nip_ray.settings.search import SearchSettings
 
-_BATCH = 2048  # dialogues that are tried at once
+_BATCH = 2048  # dialogues tried at once
 _STEPS = 60  # of multiplicative weights
 _RATE = 2.0  # of a step, of pay scaled to span 1
-_TRACE = 1e-6  # of a stake: what was taught differs from what was not by being above 0
+_TRACE = 1e-6  # minimal stake: distinguishes taught turns, which are above 0
 
 
 @dataclass(frozen=True)
 class Lookahead:
     """The search of one share of an iteration; called by `play_round`.
 
-    play: plays what is tried, of the same scenario. searches_B: (B,) bool, the copies in which `agents` search. noise:
-    what they draw from what they found.
+    play: for tried messages, of the same scenario. searches_B: (B,) bool, the copies in which `agents` search. noise:
+    of draws from the results.
     """
 
     play: BatchedPlay
@@ -50,10 +49,9 @@ class Lookahead:
     settings: SearchSettings
 
     def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked) -> dict[str, Searched]:
-        """What those of `agents` say who have a turn now, in copies in which they search and their current network
-        plays."""
+        """The messages of those of `agents` with a turn now, in copies where they search with their current network."""
         speakers = [agent for agent in self.agents if agent in asked]
-        if not speakers or play.round + 1 >= play.protocol.max_rounds:  # nobody would hear it
+        if not speakers or play.round + 1 >= play.protocol.max_rounds:  # no agent would read it
             return {}
         at_once = int(torch.stack([play.turn_B(agent) for agent in speakers]).sum(0).max())
         each = max(2, int(self.settings.candidates ** (1 / at_once) + 1e-9)) - 1  # and silence
@@ -68,7 +66,7 @@ class Lookahead:
             return {}
         copy_K, *option_AK = (valid_BX & searched_B.view(-1, *[1] * (valid_BX.dim() - 1))).nonzero(as_tuple=True)
         said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
-        for agent, (copy_N, policy) in asked.items():  # the likeliest messages: what others draw nobody can know yet
+        for agent, (copy_N, policy) in asked.items():  # the most likely messages: others' draws are unknown
             own_NACM = said_BACM[copy_N]
             self._write(play, agent, own_NACM, policy.sample(None)["message"])
             said_BACM[copy_N] = own_NACM
@@ -90,8 +88,8 @@ class Lookahead:
     def _options(
         self, play: BatchedPlay, agent: str, player: Player, copy_N: Tensor, policy: Policy, most: int
     ) -> "_Options":
-        """The messages that an agent tries: those that may be said, the likeliest first, and silence where a wrong
-        verdict pays it best; the likeliest alone where it does not search."""
+        """The messages that an agent tries: legal ones, most likely first, and silence if a wrong verdict pays it best;
+        only the most likely where it does not search."""
         message_NCF, valid_NC = likeliest(policy, most)
         message_NCF = torch.cat([message_NCF, torch.full_like(message_NCF[:, :1], -1)], 1)
         seed_N, y_N = play.state.seed_B[copy_N], play.state.y_B[copy_N]
@@ -106,7 +104,7 @@ class Lookahead:
         count, options = len(play.id_B), message_NCF.shape[1]
         message_BCF = message_NCF.new_zeros(count, options, message_NCF.shape[2])
         valid_BC = torch.zeros(count, options, dtype=torch.bool, device=valid_NC.device)
-        valid_BC[:, 0] = True  # one without a turn has nothing to choose
+        valid_BC[:, 0] = True  # one without a turn has no choice
         searches_B = torch.zeros_like(valid_BC[:, 0])
         message_BCF[copy_N], valid_BC[copy_N], searches_B[copy_N] = message_NCF, valid_NC, searches_N
         return _Options(message_BCF, valid_BC, searches_B)
@@ -116,7 +114,7 @@ class Lookahead:
         said_KACM[:, play.protocol.agents.index(agent), writes] = message_KF.view(len(message_KF), len(writes), -1)
 
     def _pay(self, play: BatchedPlay, players: Mapping[str, Player], copy_K: Tensor, said_KACM: Tensor) -> Tensor:
-        """(K, A): what everybody may expect to be paid where this is said now in the copies `copy_K`."""
+        """(K, A): the expected pay of all agents if this is sent now in the copies `copy_K`."""
         protocol, parts = play.protocol, []
         amount_YVA = protocol.amounts_on(play.device)[0]
         silent = {
@@ -131,7 +129,7 @@ class Lookahead:
             staged = stage(self.play, own, play.id_B[copy_L], seed_L, (main_LRACM, play.round + 1))
             paid_LVA = amount_YVA[protocol.role_B(seed_L), y_L]
             pay_LA = torch.einsum("lv,lva->la", ends(staged.chance_BRD), paid_LVA)
-            if protocol.zero_knowledge is not None:  # and what is paid for likeness, as long as nobody decides
+            if protocol.zero_knowledge is not None:  # and the pay for likeness while undecided
                 pay_LA += staged.rollout.reward_BRA.sum(1) - paid_LVA[:, protocol.undecided]
             parts.append(pay_LA)
         return torch.cat(parts)
@@ -139,7 +137,7 @@ class Lookahead:
     def _found(
         self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor, stake_B: Tensor
     ) -> Searched:
-        """Draw one of the options by these chances, and teach all of them by what is at stake."""
+        """Draw one of the options by these chances, and teach all of them, weighted by the stake."""
         copy_N, policy = asked
         uniform_B = torch.rand(len(play.id_B), generator=self.noise, device=self.noise.device).to(chance_BC.device)
         sum_BC = chance_BC.cumsum(1)
@@ -162,7 +160,7 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class _Options:
-    """message_BCF: up to C messages in each copy, the last of them silence, of which `valid_BC` may be said.
+    """message_BCF: up to C messages in each copy, the last of them silence, of which those in `valid_BC` are legal.
     searches_B: where the agent chooses among them."""
 
     message_BCF: Tensor
@@ -180,7 +178,7 @@ def lookahead(
     iteration: int,
     worker: int,
 ) -> Lookahead:
-    """The search of one worker's share of an iteration: of all that it draws `seed`, iteration and worker decide."""
+    """The search of one worker's share of an iteration; its draws depend on `seed`, iteration and worker."""
     uniform_B = torch.rand(copies, generator=generator(seed, "who searches", iteration, worker))
     noise = generator(seed, "search", iteration, worker, device=play.device)
     return Lookahead(
@@ -189,7 +187,7 @@ def lookahead(
 
 
 def _undecided(code: int) -> Edit:
-    """Puts off every decision. code: of the decision to continue."""
+    """Postpone every decision. code: of the decision to continue."""
 
     def edit(turn: Turn) -> Action:
         return {name: torch.full_like(part, code) if name == "decision" else part for name, part in turn.action.items()}
@@ -198,10 +196,9 @@ def _undecided(code: int) -> Edit:
 
 
 def likeliest(policy: Policy, most: int) -> tuple[Tensor, Tensor]:
-    """((N, C, F) the `most` likeliest messages of each of N turns, or all there are, the likeliest first; (N, C) which
-    may be said).
+    """((N, C, F) the `most` most likely messages of each of N turns, or all, most likely first; (N, C) whether legal).
 
-    A factor that is not in play has one symbol, 0. Exact: a message is no likelier than any beginning of it.
+    A factor that is not in play has one symbol, 0. Exact: a message is no more likely than any prefix of it.
     """
     count, factors, symbols = policy.message.shape
     score_NC = policy.message.new_zeros(count, 1)
@@ -220,8 +217,8 @@ def likeliest(policy: Policy, most: int) -> tuple[Tensor, Tensor]:
 
 
 def ends(chance_BRD: Tensor) -> Tensor:
-    """(B, D) the chances of each verdict and, last, of none over all rounds. chance_BRD: those of each round given that
-    nobody has decided before, 0 where nobody could."""
+    """(B, D) the chances of each verdict and, last, of none over all rounds. chance_BRD: those of each round given no
+    earlier decision, 0 where no decision could count."""
     on_BR = torch.where(chance_BRD.sum(-1) > 0, chance_BRD[..., -1], 1.0).cumprod(1)
     before_BR = torch.cat([torch.ones_like(on_BR[:, :1]), on_BR[:, :-1]], 1)
     return torch.cat([(before_BR[..., None] * chance_BRD[..., :-1]).sum(1), on_BR[:, -1:]], 1)
@@ -232,10 +229,10 @@ def equilibrium(
 ) -> list[Tensor]:
     """The chances (B, C) with which each player chooses among its options in B games.
 
-    pays: player -> (K,) what it is paid at each combination; copy_K: of which game that is; options: player -> (K,) its
-    option there; valids: player -> (B, C) bool, which options it has. Where one player alone has a choice: the softmax
-    of pay / temperature. Where several have: the average of optimistic multiplicative weights after the first third of
-    the steps, where each step also draws strategies towards the uniform one, near what that temperature does.
+    pays: player -> (K,) its pay at each combination; copy_K: the game of each; options: player -> (K,) its option
+    there; valids: player -> (B, C) bool, its legal options. If only one player has a choice: the softmax of pay /
+    temperature. If several have: the average of optimistic multiplicative weights after the first third of the steps,
+    where each step also draws strategies towards the uniform one, near what that temperature does.
     """
     choices_PB = torch.stack([valid.sum(1) for valid in valids])
     alone_B = (choices_PB > 1).sum(0) <= 1
@@ -260,7 +257,7 @@ def equilibrium(
 def _expected(
     player: int, pay_K: Tensor, copy_K: Tensor, options: Sequence[Tensor], chances: Sequence[Tensor]
 ) -> Tensor:
-    """(B, C) what `player` may expect of each of its options where the others choose by `chances`."""
+    """(B, C) the expected pay of `player` for each of its options if the others choose by `chances`."""
     weight_K = torch.ones_like(pay_K)
     for other, option_K in enumerate(options):
         if other != player:
@@ -269,20 +266,20 @@ def _expected(
 
 
 def stake(pay_BC: Tensor, valid_BC: Tensor) -> Tensor:
-    """(B,) by how much the best of the options pays more than the average one, and at least a trace."""
+    """(B,) the pay of the best option less the mean, at least a trace."""
     best_B = pay_BC.masked_fill(~valid_BC, -torch.inf).amax(1)
     return (best_B - (pay_BC * valid_BC).sum(1) / valid_BC.sum(1)).clamp_min(_TRACE)
 
 
 def _softmax(pay_K: Tensor, option_K: Tensor, valid_BC: Tensor, copy_K: Tensor, temperature: float) -> Tensor:
-    """(B, C) of the pay of each option over the temperature, in games in which nobody else has a choice."""
+    """(B, C) of the pay of each option over the temperature, in games with one player's choice."""
     logit_BC = torch.where(valid_BC, 0.0, -torch.inf)
     logit_BC[copy_K, option_K] = pay_K / temperature
     return torch.softmax(logit_BC, 1)
 
 
 def _span(pay_K: Tensor, copy_K: Tensor, count: int) -> Tensor:
-    """(B, 1): by how much a player's pay differs over the combinations of each game."""
+    """(B, 1): the range of a player's pay over the combinations of each game."""
     most_and_least = [
         torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False)
         for how in ("amax", "amin")

@@ -1,16 +1,15 @@
-"""Attack by search: a prover that tries its messages against the frozen verifier, about the very instance, before it
-says one.
+"""Attack by search: a prover tries its messages against the frozen verifier on the instance before it sends one.
 
 Decisions that matter here:
-- a plan is what attackers will say, place by place (agent, round, symbol). One place after the other is tried with
-  everything that can be said there, and the plans that bring the verifier nearest to the wanted verdict are kept, as
-  many as the tries that are left allow (a beam search); all places again, while it helps. So with tries enough
-  everything that can be said is said;
-- a try is a dialogue with the frozen verifier, and they are counted for each instance. The first that fools it ends the
+- a plan is the attackers' symbols, place by place (agent, round, symbol). For one place after the other all legal
+  symbols are tried, and the plans that bring the verifier nearest to the wanted verdict are kept, as many as the
+  remaining tries allow (a beam search); then all places again, while it helps. So with enough tries the search is
+  exhaustive;
+- a try is a dialogue with the frozen verifier; tries are counted for each instance. The first that fools it ends the
   search there;
-- where nothing is planned, attackers say their likeliest words. So the search goes on from a trained attacker, and
-  tries first what that thinks likely;
-- an attacker who chooses its side (`Protocol.chooser`) tries both, which is one more place.
+- unplanned places follow the attackers' most likely messages. So the search starts from a trained attacker, and tries
+  its likely messages first;
+- an attacker that chooses its side (`Protocol.chooser`) tries both, as one more place.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,12 @@ from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
 from nip_ray.play.staged import BATCH, Staged, joined, stage_all
 from nip_ray.protocols import Protocol
 
-_FREE, _SILENT = -2, -1  # in a plan: whatever the network likes, nothing
+_FREE, _SILENT = -2, -1  # in a plan: the network's choice, silence
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is said: by whom, in which round, in which factor of its message (None: the side that it
-    chooses)."""
+    """A place of a symbol: agent, round, and factor of the message (None: the side that it chooses)."""
 
     agent: str
     round: int
@@ -39,8 +37,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """plan_BP: the best plans. wrong_B, fooled_B: (B,) int64, after how many tries the verdict was not the right one,
-    and was the one that is wanted; 0 if never."""
+    """plan_BP: the best plans. wrong_B, fooled_B: (B,) int64, the number of tries until the verdict was not the right
+    one, and was the wanted one; 0 if never."""
 
     plan_BP: Tensor
     wrong_B: Tensor
@@ -48,7 +46,7 @@ class Found:
 
 
 def _places(protocol: Protocol, attackers: Sequence[str], message_size: int) -> Iterator[Place]:
-    """All that attackers can choose, from the first round to the last; what nobody can hear any more is left out."""
+    """All choices of attackers, from the first round to the last, without messages that no agent would read."""
     for round_ in range(protocol.max_rounds):
         for agent in attackers:
             turn_C = protocol.turn_table_SKAC[:, round_, protocol.agents.index(agent)].any(0)
@@ -63,9 +61,9 @@ def _places(protocol: Protocol, attackers: Sequence[str], message_size: int) -> 
 
 @dataclass
 class _Progress:
-    """How far the search is. used_B: tries so far. wrong_B, fooled_B: see `Found`. K plans are kept, those of an
-    instance side by side, the best first: copy_K: of which instance. plan_KP: what is said at each place. score_K: what
-    that comes to."""
+    """The state of the search. used_B: tries so far. wrong_B, fooled_B: see `Found`. K plans are kept, those of an
+    instance next to each other, best first: copy_K: the instance. plan_KP: the symbol at each place. score_K: the
+    score."""
 
     id_B: Tensor
     seed_B: Tensor
@@ -79,11 +77,9 @@ class _Progress:
 
 @dataclass
 class MessageSearch:
-    """Attackers who search. attackers: agent -> network. defenders: makes who plays for all others, for every play
-    anew.
+    """Attackers that search. attackers: agent -> network. defenders: makes the other players again for each play.
 
-    wanted: verdict. tries: of each instance at most. sampled: whether verdicts are drawn, so that their chances alone
-    count.
+    wanted: verdict. tries: maximum per instance. sampled: verdicts are drawn, so only their chances count.
     """
 
     play: BatchedPlay
@@ -113,14 +109,14 @@ class MessageSearch:
                 return Found(now.plan_KP[first_B], now.wrong_B, now.fooled_B)
 
     def _try(self, now: _Progress, number: int) -> None:
-        """Try everything at one place of the plans kept, where the verifier is not fooled yet and tries are left, and
+        """Try all symbols at one place of the kept plans, where the verifier is not fooled yet and tries are left, and
         keep the best."""
         open_N = ((now.fooled_B == 0) & (now.used_B < self.tries))[now.copy_K].nonzero().flatten()
         if not len(open_N):
             return
         copy_N, plan_NP = now.copy_K[open_N], now.plan_KP[open_N]
         _, option_NO = self._played(plan_NP, now.id_B[copy_N], now.seed_B[copy_N], self.places[number])
-        # the network's own choice stands first
+        # the network's own choice comes first
         said_N = torch.where(plan_NP[:, number] == _FREE, option_NO[:, 0], plan_NP[:, number])
         new_NO = (option_NO != _FREE) & (option_NO != said_N[:, None])
         row_L, column_L = new_NO.nonzero(as_tuple=True)
@@ -140,8 +136,7 @@ class MessageSearch:
         self._keep(now, number, copy_L, plan_LP, self._score(staged))
 
     def _keep(self, now: _Progress, number: int, copy_L: Tensor, plan_LP: Tensor, score_L: Tensor) -> None:
-        """Of the plans kept and new ones the best of each instance: as many as there are tries for at the places that
-        follow."""
+        """Keep the best of the old and new plans of each instance: as many as the next places have tries."""
         copy_K, score_K = torch.cat([now.copy_K, copy_L]), torch.cat([now.score_K, score_L])
         order_K = score_K.argsort(dim=0, descending=True, stable=True)
         order_K = order_K[copy_K[order_K].argsort(dim=0, stable=True)]
@@ -156,13 +151,13 @@ class MessageSearch:
         now.plan_KP = torch.cat([now.plan_KP, plan_LP])[order_K]
 
     def said(self, plan_BP: Tensor, id_B: Tensor, seed_B: Tensor) -> Staged:
-        """The dialogues in which attackers keep to these plans."""
+        """The dialogues in which attackers follow these plans."""
         return self._played(plan_BP, id_B.to(self.play.device), seed_B.to(self.play.device))[0]
 
     def _played(
         self, plan_NP: Tensor, id_N: Tensor, seed_N: Tensor, asked: Place | None = None
     ) -> tuple[Staged, Tensor]:
-        """(dialogues by these plans, (N, O) what can be said at `asked`: likeliest first, silence last, filled up with
+        """(dialogues by these plans, (N, O) legal symbols at `asked`: most likely first, silence last, padded with
         `_FREE`)."""
         parts, options, defenders = [], [], self.defenders()
         for first in range(0, len(id_N), BATCH):
@@ -174,7 +169,7 @@ class MessageSearch:
         return joined(parts), torch.cat(options)
 
     def _edit(self, plan_NP: Tensor, asked: Place | None) -> tuple[Edit, Tensor]:
-        """What has attackers keep to their plans, and where it notes what can be said at `asked`."""
+        """Makes attackers follow their plans, and records the legal symbols at `asked`."""
         width = (
             self.play.protocol.undecided + 1
             if asked is None or asked.factor is None
@@ -209,14 +204,14 @@ class MessageSearch:
         return edit, option_NO
 
     def _reached(self, staged: Staged) -> tuple[Tensor, Tensor]:
-        """(B,) bool: a verdict that is not the right one, and the wanted one. Never of drawn verdicts, which are not
+        """(B,) bool: a verdict that is not the right one, and the wanted one. Never for drawn verdicts, which are not
         known beforehand."""
         verdict_B = staged.rollout.verdict_B
         return (verdict_B != staged.rollout.y_B) & (not self.sampled), (verdict_B == self.wanted) & (not self.sampled)
 
     def _score(self, staged: Staged) -> Tensor:
-        """(B,) the wanted verdict above none, none above the right one; among equals the wanted one's chances, summed
-        over the rounds."""
+        """(B,) the wanted verdict above none, none above the right one; ties by the wanted one's chances, summed over
+        the rounds."""
         pay_B = staged.towards_BR(self.wanted).sum(1)
         verdict_B = staged.rollout.verdict_B
         rank_B = 2.0 * (verdict_B == self.wanted) + 1.0 * (verdict_B == self.play.protocol.undecided)
@@ -224,7 +219,7 @@ class MessageSearch:
 
 
 def _ranks(group_K: Tensor) -> Tensor:
-    """(K,) the place of each among those of its group, which stand side by side, from 0."""
+    """(K,) the rank of each within its group, whose members are adjacent, from 0."""
     start_K = torch.ones_like(group_K, dtype=torch.bool)
     start_K[1:] = group_K[1:] != group_K[:-1]
     place_K = torch.arange(len(group_K), device=group_K.device)
@@ -232,12 +227,12 @@ def _ranks(group_K: Tensor) -> Tensor:
 
 
 def _firsts(group_K: Tensor) -> Tensor:
-    """Where each group begins."""
+    """The start of each group."""
     return (_ranks(group_K) == 0).nonzero().flatten()
 
 
 def _options(logit_KS: Tensor, speaks_K: Tensor) -> Tensor:
-    """(K, S + 1) symbols that can be said, likeliest first, filled up with `_FREE`; silence last."""
+    """(K, S + 1) legal symbols, most likely first, padded with `_FREE`; silence last."""
     order_KS = logit_KS.argsort(dim=1, descending=True, stable=True)
     legal_KS = logit_KS.gather(1, order_KS) > FORBIDDEN_BELOW
     option_KO = torch.cat([torch.where(legal_KS, order_KS, _FREE), torch.full_like(order_KS[:, :1], _SILENT)], 1)

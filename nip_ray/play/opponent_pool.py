@@ -1,14 +1,13 @@
-"""Which earlier checkpoints are kept as opponents, how well an agent does against each, and which of them it meets
-next.
+"""The pool of earlier checkpoints as opponents: which are kept, an agent's results against each, and its next ones.
 
 Decisions that matter here:
-- a snapshot is known by its iteration: how many iterations its agents had learned. Whoever plays keeps the weights,
-  this keeps the books;
-- what is drawn is a function of seed, purpose (iteration, share) and books, and the books are plain JSON: a resume
-  continues exactly;
-- a win rate is a mean return on the scale between the least and the greatest that the agent has had in an episode:
-  where episodes are won or lost that is the share of wins, and no game needs to say what a win is. A snapshot that was
-  never met counts as one half, by one imagined episode;
+- a snapshot is identified by its iteration: the number of iterations its agents had learned. The player keeps the
+  weights, the pool keeps the books;
+- draws are a function of seed, purpose (iteration, share) and books, and the books are plain JSON: a resumed run is
+  identical;
+- a win rate is a mean return on the scale between the least and the greatest that the agent has had in an episode: the
+  share of wins where episodes are won or lost, without a definition of a win per game. A snapshot that was never met
+  counts as one half, by one imagined episode;
 - kept snapshots stay spread over all of training: see `thinned`.
 
 Source of the priorities: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning",
@@ -36,7 +35,7 @@ class Block:
 
 
 class OpponentPool:
-    """snapshots: iterations of those that are kept, oldest first. seed: of all draws."""
+    """snapshots: iterations of the kept ones, oldest first. seed: of all draws."""
 
     def __init__(self, settings: OpponentSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
@@ -46,12 +45,11 @@ class OpponentPool:
         self._range: dict[str, tuple[float, float]] = {}  # agent -> least and greatest return of an episode
 
     def due(self, iteration: int) -> bool:
-        """Whether a snapshot is to be taken now that so many iterations are done. First weights are none: they have
-        learned nothing."""
+        """True if a snapshot is due after this many iterations. Untrained weights are not a snapshot."""
         return iteration > 0 and iteration % self.settings.every == 0 and iteration not in self.snapshots
 
     def add(self, iteration: int) -> list[int]:
-        """Take in the snapshot of `iteration`, later than all others; returns those that are no longer kept."""
+        """Add the snapshot of `iteration`, later than all others; returns those dropped."""
         if self.snapshots and iteration <= self.snapshots[-1]:
             raise ValueError(f"a snapshot of iteration {iteration} after one of {self.snapshots[-1]}")
         everything = [*self.snapshots, iteration]
@@ -63,8 +61,7 @@ class OpponentPool:
         return dropped
 
     def draw(self, agent: str, count: int, *purpose: str | int) -> list[int]:
-        """`count` snapshots for `agent`, drawn with replacement. purpose: what tells this draw from others. Empty where
-        there is none."""
+        """`count` snapshots for `agent`, drawn with replacement. purpose: distinguishes draws. Empty if none."""
         if not self.snapshots:
             return []
         chances = random.Random(stable_seed(self.seed, "opponents", agent, *purpose))
@@ -73,9 +70,9 @@ class OpponentPool:
         return [self.snapshots[min(bisect_right(bounds, chances.random() * bounds[-1]), last)] for _ in range(count)]
 
     def blocks(self, agents: Sequence[str], episodes: int, *purpose: str | int) -> list[Block]:
-        """Who of `agents` meets whom in how many of so many episodes; the rest of them are among the current agents.
+        """The pairings of `agents` with snapshots in a number of episodes; the rest are among the current agents.
 
-        Empty where there is no snapshot yet, or nobody to meet one. purpose: iteration and share.
+        Empty if there is no snapshot yet, or no agent to meet one. purpose: iteration and share.
         """
         past, draws = round((1 - self.settings.latest) * episodes), self.settings.draws
         drawn = [(agent, snapshot) for agent in agents for snapshot in self.draw(agent, draws, *purpose)]
@@ -86,15 +83,14 @@ class OpponentPool:
         return [Block(agent, snapshot, count) for (agent, snapshot), count in counts.items() if count]
 
     def weights(self, agent: str) -> list[float]:
-        """The weight of each snapshot in the draws of `agent`; none is below 0, and not all are 0."""
+        """The weight of each snapshot in the draws of `agent`; none is negative, and not all are 0."""
         if self.settings.sampling == "uniform":
             return [1.0] * len(self.snapshots)
         weights = [priority(self.win_rate(agent, number), self.settings) for number in self.snapshots]
         return weights if sum(weights) > 0 else [1.0] * len(self.snapshots)
 
     def record(self, agent: str, snapshot: int, returns: Sequence[float]) -> None:
-        """Take in what `agent` was paid in each of its episodes against a snapshot (one that is no longer kept is left
-        out)."""
+        """Record the returns of `agent` in its episodes against a snapshot (ignored if no longer kept)."""
         self.saw(agent, returns)
         if snapshot not in self.snapshots or not returns:
             return
@@ -103,8 +99,7 @@ class OpponentPool:
         own[snapshot] = decay * count + len(returns), decay * total + sum(returns)
 
     def record_all(self, met: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Any]:
-        """`record` for each agent and snapshot that it met in an iteration; returns the figures of the iteration
-        (docs/metrics.md)."""
+        """`record` for each agent and snapshot of an iteration; returns the iteration's metrics (docs/metrics.md)."""
         figures: dict[str, Any] = {"opponents/snapshots": len(self.snapshots)}
         for agent, own in met.items():
             for number in sorted(own):
@@ -121,20 +116,20 @@ class OpponentPool:
         return figures
 
     def saw(self, agent: str, returns: Sequence[float]) -> None:
-        """Take in what `agent` was paid in episodes against anybody: it sets the scale of its win rates."""
+        """Record the returns of `agent` in all episodes: they set the scale of its win rates."""
         if returns:
             low, high = self._range.get(agent, (returns[0], returns[0]))
             self._range[agent] = min(low, *returns), max(high, *returns)
 
     def win_rate(self, agent: str, snapshot: int) -> float:
-        """How well `agent` has done against a snapshot of late, between 0 and 1; near 1/2 where little is known."""
+        """The recent win rate of `agent` against a snapshot, between 0 and 1; near 1/2 with few episodes."""
         count, total = self._results.get(agent, {}).get(snapshot, (0.0, 0.0))
         low, high = self._range.get(agent, (0.0, 0.0))
         won = (total - count * low) / (high - low) if high > low else count / 2
         return (won + 0.5) / (count + 1)
 
     def state(self) -> dict[str, Any]:
-        """All that the next draws depend on, as plain JSON."""
+        """The state of the draws, as plain JSON."""
         results = {
             agent: {str(number): list(pair) for number, pair in own.items()} for agent, own in self._results.items()
         }
@@ -156,9 +151,9 @@ class OpponentPool:
 
 def thinned(iterations: Sequence[int], size: int) -> list[int]:
     """At most `size` (2 or more) of increasing iterations, spread over all of them: as long as there are more, the one
-    goes whose neighbours are closest to each other (of several the oldest), so the first and the last stay.
+    whose neighbours are closest to each other goes (of several the oldest), so the first and the last stay.
 
-    Done whenever one comes in, at even intervals, this leaves no gap of more than twice the mean one.
+    Called at each addition, at even intervals, this leaves no gap of more than twice the mean one.
     """
     kept = list(iterations)
     while len(kept) > size:

@@ -1,4 +1,4 @@
-"""Figures of a panel: of its verdict, and of each member by its own vote."""
+"""Metrics of a panel: of its verdict, and of each member by its own vote."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +13,12 @@ from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, Protocol
 from nip_ray.protocols.batched_step import verdict_of
 
 VERDICT = "verifier"
-"""Under which name figures of the verdict stand, whoever gives it."""
+"""The name of metrics of the verdict, for every decider."""
 _TINY = 1e-30
 
 
 def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
-    """Who judges -> the rollout as judged by it: by `VERDICT` as it is, by each member of a panel as if its vote were
+    """Judge -> the rollout by its judgement: for `VERDICT` unchanged, for each member of a panel as if its vote were
     the verdict."""
     members = protocol.panel.members if protocol.panel is not None else ()
     assert not members or rollout.vote_BM is not None
@@ -29,13 +29,12 @@ def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
 
 
 def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Tensor | None = None) -> Tensor:
-    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round in which members vote independently
-    of one another.
+    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round where members vote independently.
 
-    chance_BM3: of each member's reject, accept and continue; certain of one that has voted before. last_B: (B,) bool,
-    whether the rounds run out. grade_BM: the probability of acceptance that each states if it votes, which the rule
-    "mean" wants. Exact: under the mean the chances of all sets of members who vote, else of all numbers of votes for
-    either side, added one member at a time.
+    chance_BM3: of each member's reject, accept and continue; certain for one that has voted before. last_B: (B,) bool,
+    the rounds run out. grade_BM: each member's probability of acceptance if it votes, for the rule "mean". Exact: under
+    the mean the chances of all sets of voting members, else of all numbers of votes for either side, added one member
+    at a time.
     """
     found_B3 = torch.zeros_like(chance_BM3[:, 0])
     if panel.rule == "mean":
@@ -73,8 +72,8 @@ def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Te
 def chances_of_panel(
     protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """((B, R, 3) the chances of the panel's verdicts in each round, given who had voted what before, 0 where nobody
-    could vote; and, under the mean, (B,) the verdict as a probability of acceptance, NaN where nobody voted).
+    """((B, R, 3) the chances of the panel's verdicts in each round, given earlier votes, 0 where no vote was possible;
+    and, under the mean, (B,) the verdict as a probability of acceptance, NaN without votes).
 
     chance_BR3: member -> its chances in each round, 0 where it could not vote.
     """

@@ -1,12 +1,10 @@
-"""What was said and played: tokens, turns, rewards, and what one agent learns from: rows for its own turns.
+"""Rollouts: tokens, turns, rewards; and rows of an agent's own turns for learning.
 
 Decisions that matter here:
-- observations are not kept; they are rebuilt from ids and tokens where they are needed;
+- observations are not stored; they are rebuilt from ids and tokens where they are needed;
 - in a game with positions (`GameRules`) a position is a pure function of id and tokens, too (`position_at` replays
-  them). Play carries it along, and learning walks through a game once (`views_along`), which only saves the work of
-  replaying in every round;
-- copies in which nobody has spoken stay as they are and are paid nothing: that is how ended copies look, and rounds yet
-  to come.
+  them). Play carries it along, and learning walks through a game once (`views_along`), which only saves the replays;
+- copies without messages in a round keep their state and are paid nothing, as ended copies and future rounds are.
 """
 
 from abc import ABC, abstractmethod
@@ -32,14 +30,13 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or
-    None."""
+    """The messages of N copies, as tokens: (N, R, A, C, M) int64, -1 for none; `linear` of the same form, or None."""
 
     main: Tensor
     linear: Tensor | None = None
 
     def before(self, round_N: Tensor) -> "Dialogue":
-        """Only what was said in rounds before `round_N`."""
+        """Only the messages of rounds before `round_N`."""
         past_NR = torch.arange(self.main.shape[1], device=round_N.device) < round_N[:, None]
         keep = past_NR[:, :, None, None, None]
         linear = None if self.linear is None else torch.where(keep, self.linear, -1)
@@ -60,20 +57,19 @@ class GameRules(ABC, Generic[Position]):
 
     @abstractmethod
     def advance(self, position: Position, said_BACM: Tensor) -> tuple[Position, Judgement]:
-        """The position after one protocol round in which `said_BACM` was said (-1: nothing), what that pays, and which
-        games it ends."""
+        """The position after a round with the messages `said_BACM` (-1: none), its pay, and the games it ends."""
 
     @abstractmethod
     def select(self, position: Position, index_N: Tensor) -> Position:
-        """Some of the copies, in this order; one may come several times."""
+        """Some of the copies, in this order; repeats are allowed."""
 
     @abstractmethod
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees of the N copies of `position` before `round_N`; see `Scenario.observe`."""
+        """The observation of `agent` in N copies of `position` before `round_N`; see `Scenario.observe`."""
 
 
 def position_at(rules: GameRules[Position], id_N: Tensor, said: Dialogue) -> Position:
-    """Where N copies stand after all that `said` holds."""
+    """The positions of N copies after all messages in `said`."""
     position = rules.start(id_N)
     spoken_R = (said.main >= 0).flatten(2).any(-1).any(0)
     for r in range(int(spoken_R.nonzero().amax()) + 1 if bool(spoken_R.any()) else 0):
@@ -90,8 +86,8 @@ def views_along(
     copy_N: Tensor,
     round_N: Tensor,
 ) -> dict[str, Tensor]:
-    """What `agent` saw in the copies `copy_N` before the rounds `round_N` (each (N,)), N at least 1, by one walk
-    through B games."""
+    """The observations of `agent` in the copies `copy_N` before the rounds `round_N` (each (N,)), N at least 1, by one
+    walk through B games."""
     position, parts, places = rules.start(id_B), [], []
     last = int(round_N.max())
     for r in range(last + 1):
@@ -111,21 +107,19 @@ def views_along(
 class Rollout:
     """B complete episodes of at most R rounds with A agents, C channels and M symbols a message.
 
-    id_B, seed_B, y_B: instance, episode seed, label. main_BRACM, linear_BRACM: tokens, -1 where nothing was said.
-    decision_BRA: what each agent that decides decided in each round (`Protocol.undecided` where it did not).
-    turn_BRA: whose turn it was, in open copies.
-    reward_BRA: rewards. log_prob_BRA: log-probability of what was done, 0 outside turns. length_B: rounds played.
-    verdict_B: the verifier's decision that counted, `Protocol.undecided` if the copy ended without one.
-    simulation_BR2: under zero knowledge, how far the
-    simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no
-    turn; else None. cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
-    vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel. version_BA: int64, the
-    iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
-    current networks did is learned from. taught_BRAFS: where provers searched (`play.lookahead`), the distribution over
-    the S symbols of each message factor that the search came to, times what is at stake (`learning.verdicts.stakes`),
-    zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would have been paid at once for each of
-    its D decisions, all else being as it was, NaN where that is not known yet or no decision counted; None where it was
-    not asked for.
+    id_B, seed_B, y_B: instance, episode seed, label. main_BRACM, linear_BRACM: tokens, -1 for none. decision_BRA: each
+    decider's decision in each round (`Protocol.undecided` without one). turn_BRA: turns, in open copies. reward_BRA:
+    rewards. log_prob_BRA: log-probability of the action, 0 outside turns. length_B: rounds played. verdict_B: the
+    verifier's decision that counted, `Protocol.undecided` if the copy ended without one. simulation_BR2: under zero
+    knowledge, the distance of the simulator's choices from the adversarial verifier's, messages and decision
+    (`choice_distances`), -1 where either had no turn; else None. cut_B: under a protocol that `cuts`, bool, the rounds
+    ran out before the game was over; else None. vote_BM: int64, the vote of each member of a panel, 2 for none; None
+    without a panel. version_BA: int64, the iteration of the snapshot that played an agent, -1 for its current network;
+    None if all were current. Only actions of current networks are learned from. taught_BRAFS: where provers searched
+    (`play.lookahead`), the resulting distribution over the S symbols of each message factor, times the stake
+    (`learning.verdicts.stakes`), zero elsewhere; None without a search. pay_BRMD: the immediate pay of each of M
+    deciders for each of its D decisions, with all else fixed, NaN where it is not known yet or no decision counted;
+    None if not requested.
     """
 
     id_B: Tensor
@@ -158,20 +152,20 @@ class Rollout:
 
     @property
     def dialogue(self) -> Dialogue:
-        """All that was said."""
+        """All messages."""
         return Dialogue(self.main_BRACM, self.linear_BRACM)
 
     def learned_BR(self, index: int) -> Tensor:
-        """(B, R) bool: the turns that the current network of the agent with this index took."""
+        """(B, R) bool: the turns of the current network of the agent with this index."""
         turn_BR = self.turn_BRA[:, :, index]
         return turn_BR if self.version_BA is None else turn_BR & (self.version_BA[:, index] < 0)[:, None]
 
     def among_current(self) -> "Rollout":
-        """The copies in which current networks alone played."""
+        """The copies played by current networks alone."""
         return self if self.version_BA is None else self.copies((self.version_BA < 0).all(1))
 
     def env_steps(self) -> int:
-        """Rounds played in all copies, without those after an end."""
+        """Rounds played in all copies, up to their ends."""
         return int(self.length_B.sum())
 
     def agent_steps(self) -> int:
@@ -205,9 +199,9 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 class AgentRows:
     """One agent's N own turns in a rollout of B copies, ordered by copy and round; those of its snapshots are left out.
 
-    copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its
-    log-probability when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
-    taught_NFS, pay_ND: of these rows, see `Rollout`; None where there is none of this agent.
+    copy_N, round_N: the place of each row. obs: observations, each (N, ...). action: actions. log_prob_N: their
+    log-probabilities when played. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
+    taught_NFS, pay_ND: of these rows, see `Rollout`; None if this agent has none.
     """
 
     agent: str
@@ -221,7 +215,7 @@ class AgentRows:
     pay_ND: Tensor | None = None
 
     def spread(self, x_N: Tensor) -> Tensor:
-        """(B, R): a value per row on the grid of copies and rounds, zero where there is no row."""
+        """(B, R): a value per row on the grid of copies and rounds, zero without a row."""
         grid = torch.zeros(self.row_BR.shape, dtype=x_N.dtype, device=x_N.device)
         grid[self.copy_N, self.round_N] = x_N
         return grid
@@ -236,12 +230,12 @@ class AgentRows:
         return {key: value.index_select(0, row_K) for key, value in self.obs.items()}
 
     def action_of(self, row_K: Tensor) -> dict[str, Tensor]:
-        """What was done in some rows."""
+        """The actions of some rows."""
         return {key: value.index_select(0, row_K) for key, value in self.action.items()}
 
     def beside(self, other: "AgentRows", copy_K: Tensor) -> tuple[Tensor, Tensor]:
-        """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for the turns that both
-        had in some copies."""
+        """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for their common turns in
+        some copies."""
         mine, its = self.row_BR[copy_K], other.row_BR[copy_K]
         both = (mine >= 0) & (its >= 0)
         return mine[both], its[both]
@@ -253,9 +247,9 @@ def own_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> AgentRows:
 
 
 def live_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> AgentRows:
-    """A row for every round that was played, whoever had the turn, with what `agent` could observe then.
+    """A row for every round that was played, whether or not `agent` had the turn, with its observation then.
 
-    For critics that judge every round. The action of a row in which it had no turn means nothing.
+    For critics that judge every round. The action of a row without a turn is undefined.
     """
     return _rows(
         scenario,
@@ -290,10 +284,9 @@ def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) 
 
 
 def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """(copies K, observations of `agent` there after the last round), for copies that were cut off where its turn would
-    have come next.
+    """(copies K, observations of `agent` there after the last round), for copies cut off before its next turn.
 
-    Whoever would not have moved next may have nothing to see there yet: what the other is about to say.
+    Agents without the next turn may have no observation there yet: the other's message is still to come.
     """
     if rollout.cut_B is None:
         return rollout.id_B.new_zeros(0), {}
@@ -307,7 +300,7 @@ def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tens
 def _observations(
     scenario: "Scenario", rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor
 ) -> dict[str, Tensor]:
-    """What `agent` saw in these copies before these rounds."""
+    """The observations of `agent` in these copies before these rounds."""
     if scenario.rules is not None and len(copy_N):
         return views_along(scenario.rules, agent, rollout.id_B, rollout.seed_B, rollout.dialogue, copy_N, round_N)
     said = rollout.dialogue.rows(copy_N).before(round_N)
@@ -317,8 +310,8 @@ def _observations(
 class RolloutSamples:
     """B complete episodes from one env runner. Slicing is over copies, so that all agents of a copy stay together.
 
-    worker: the index of the runner whose share this is (0 for the local one). rows: of a roll-out with exploration, the
-    transitions of each role that explored; they stay as they are when copies are sliced.
+    worker: the index of the runner (0 for the local one). rows: of a roll-out with exploration, the transitions of each
+    exploring role; slicing copies leaves them unchanged.
     """
 
     def __init__(self, rollout: Rollout, worker: int, rows: dict[str, Rows] | None = None) -> None:
@@ -344,7 +337,7 @@ class RolloutSamples:
 
 
 def joined_rows(samples: Sequence[RolloutSamples]) -> dict[str, Rows]:
-    """The transitions of all samples, role by role, in their order."""
+    """The transitions of all samples, by role, in order."""
     if len(samples) == 1:
         return dict(samples[0].rows)
     roles = dict.fromkeys(role for sample in samples for role in sample.rows)

@@ -1,9 +1,7 @@
-"""Play for an examination: agents that are greedy beside agents that are not, messages that are replaced, and how sure
-the verifier was.
+"""Play for evaluation: greedy and sampled agents together, replaced messages, and the verifier's confidence.
 
-`nip_ray.play.core` plays; a `Player` there has its own noise, may be shown another instance than the one that is
-judged, and what it says may be replaced before anybody hears it. Here the probabilities of the verifier's decisions are
-kept as well.
+`nip_ray.play.core` plays; a `Player` there has its own noise, may observe another instance than the judged one, and its
+message may be replaced before it is sent. Here the probabilities of the verifier's decisions are kept too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +21,9 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Staged:
-    """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0
-    where no decision of it could count; where a panel decides, its verdict's. members: the same of each member of a
-    panel by its own vote. stated_B: under a panel's mean, the mean of what the members stated, NaN where none did; else
-    None.
-    """
+    """rollout: the rollout. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0
+    where no decision could count; for a panel, its verdict's. members: the same of each member of a panel by its own
+    vote. stated_B: under a panel's mean, the mean of the members' probabilities, NaN without any; else None."""
 
     rollout: Rollout
     chance_BRD: Tensor
@@ -41,10 +37,9 @@ class Staged:
         return Staged(self.rollout.copies(index), self.chance_BRD[index], members, stated_B)
 
     def towards_BR(self, verdict: int) -> Tensor:
-        """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them, and half of the mean
-        for that side in the last round: the verdict goes over at one half, and its probability alone would not tell who
-        comes nearer to it.
-        """
+        """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them plus half of the mean
+        for that side in the last round: the verdict flips at one half, and its probability alone would not show
+        progress towards it."""
         chance_BR = self.chance_BRD[:, :, verdict]
         if self.stated_B is None:
             return chance_BR
@@ -52,7 +47,7 @@ class Staged:
         return (chance_BR + torch.zeros_like(chance_BR).scatter(1, self.rollout.length_B[:, None] - 1, share_B1)) / 2
 
     def by(self, protocol: Protocol) -> dict[str, "Staged"]:
-        """Who judges -> the same as judged by it; see `judged`."""
+        """Judge -> the same by its judgement; see `judged`."""
         seen = judged(protocol, self.rollout)
         whole, own = replace(self, members={}), self.members
         return {who: Staged(rollout, own[who]) if who in own else whole for who, rollout in seen.items()}
@@ -65,10 +60,9 @@ def stage(
     seed_B: Tensor,
     begin: tuple[Tensor, int] | None = None,
 ) -> Staged:
-    """Play one episode on each of the instances `id_B` (all at once), under the episode seeds `seed_B`, both (B,)
-    int64.
+    """Play one episode on each of the instances `id_B` (all at once), under episode seeds `seed_B`, both (B,) int64.
 
-    Networks stay in the mode they are in. begin: see `play_episodes`.
+    Networks keep their mode. begin: see `play_episodes`.
     """
     protocol, shape = play.protocol, (len(id_B), play.protocol.max_rounds, play.protocol.undecided + 1)
     chances = {agent: torch.zeros(shape, device=play.device) for agent in protocol.verifiers}
@@ -90,8 +84,7 @@ def stage(
 def stage_all(
     play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, batch: int = BATCH
 ) -> Staged:
-    """`stage`, in batches and with all networks in evaluation mode, which is put back. Copies of different batches are
-    edited apart."""
+    """`stage`, in batches and with all networks in evaluation mode meanwhile. Edits see one batch at a time."""
     mode = {agent: player.network.training for agent, player in players.items()}
     for player in players.values():
         player.network.eval()

@@ -1,8 +1,8 @@
-"""Dialogues for readers: transcripts, as JSON.
+"""Transcripts of dialogues for readers, as JSON.
 
 They have the shape of those of tensor play (`nip_ray.evaluation.transcripts`), with text for symbols, so that one
-report shows both. Characters that a page should not obey (controls, changes of writing direction) are made visible; a
-record (`dialogue_record`) keeps them.
+report shows both. Characters that a page should not interpret (controls, changes of writing direction) are made
+visible; a record (`dialogue_record`) keeps them.
 """
 
 import re
@@ -16,10 +16,9 @@ from nip_ray.protocols import CONTINUE, VERDICTS
 def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str, Any]:
     """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct,
     votes (of a panel: member -> its own verdict), reward (agent -> sum) and rounds, a list of {round, turns}. A game
-    without a verifier has no label, verdict and correct. A turn has agent, channel ("" where nothing was written),
-    message, and for the verifier decision; further confidence (of a verdict), reasoning, retries, truncated and invalid
-    where there is something to say, and written: the reply of an invalid turn, as it came.
-    """
+    without a verifier has no label, verdict and correct. A turn has agent, channel ("" without a message), message, and
+    for the verifier decision; also confidence (of a verdict), reasoning, retries, truncated and invalid if set, and
+    written: the reply of an invalid turn, unchanged."""
     label, verdict, words = dialogue.item.y, dialogue.verdict, scenario.protocol.verdict_words
     judged: dict[str, Any] = (
         {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
@@ -44,7 +43,7 @@ def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[st
 
 
 def _transcript_turns(scenario: LanguageScenario, turn: Turn) -> list[dict[str, Any]]:
-    """One row a channel; a single row with the reply itself where nothing was written."""
+    """One row per channel; without a message, a single row with the reply."""
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
     rows: list[dict[str, Any]] = [
         {"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said

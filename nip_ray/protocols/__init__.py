@@ -1,6 +1,6 @@
-"""Who speaks when, who sees what, who is paid: protocols as data tables plus one pure batched step.
+"""Turns, visibility and payments: protocols as data tables plus one pure batched step.
 
-The tables need no torch; what plays them (`step`, `check`) is imported when it is first asked for.
+The tables need no torch; `step` and `check` are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

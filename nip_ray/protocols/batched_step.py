@@ -15,15 +15,15 @@ from nip_ray.protocols.zero_knowledge import pay
 
 @dataclass(frozen=True)
 class ProtocolState:
-    """Where B copies stand.
+    """The state of B copies.
 
-    round_B: (B,) int64, 0-based, the round about to be played. seed_B: (B,) int64 episode seeds. y_B: (B,) int64
-    labels. agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,)
+    round_B: (B,) int64, 0-based, the next round. seed_B: (B,) int64 episode seeds. y_B: (B,) int64 labels.
+    agent_done_BA: (B, A) bool, the agent has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,)
     bool, over without: the rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under
     zero knowledge a verdict alone does not end a copy: the verifier is done, and `done_B` follows when the adversarial
-    verifier has decided as well, or when the rounds run out (which then costs nobody anything). vote_BM, grade_BM: (B,
-    M) float32, what each member of a panel has voted and with which probability of acceptance, NaN where it has not;
-    without a panel there is no column. They differ where votes are drawn from what is stated.
+    verifier has decided too, or when the rounds run out (which then costs no agent anything). vote_BM, grade_BM: (B, M)
+    float32, the vote of each member of a panel and its probability of acceptance, NaN for none; without a panel they
+    have no columns. They differ if votes are drawn from the probabilities.
     """
 
     round_B: Tensor
@@ -37,18 +37,18 @@ class ProtocolState:
 
     @property
     def ended_B(self) -> Tensor:
-        """(B,) bool: over with or without a verdict; nothing more happens in these copies."""
+        """(B,) bool: over with or without a verdict; these copies no longer change."""
         return self.done_B | self.exhausted_B
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step paid and ended.
+    """The payments and ends of one step.
 
     reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its
-    verdict in this very step, or a game without one came to its end. exhausted_B: (B,) bool, the rounds ran out in this
-    very step, and the verifier had given none, or the game was cut off. decision_B: (B,) int64, the verdict given in
-    this step (`Protocol.undecided` where there was none).
+    verdict in this step, or a game without one ended. exhausted_B: (B,) bool, the rounds ran out in this step without a
+    verdict, or the game was cut off. decision_B: (B,) int64, the verdict given in this step (`Protocol.undecided` for
+    none).
     """
 
     reward_BA: Tensor
@@ -58,7 +58,7 @@ class StepOutcome:
 
 
 def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
-    """Fresh copies with labels `y_B` and episode seeds `seed_B` (both (B,) int64, seeds in [0, 65536))."""
+    """New copies with labels `y_B` and episode seeds `seed_B` (both (B,) int64, seeds in [0, 65536))."""
     batch = y_B.shape[0]
     false_B = torch.zeros(batch, dtype=torch.bool, device=y_B.device)
     false_BA = torch.zeros(batch, len(protocol.agents), dtype=torch.bool, device=y_B.device)
@@ -69,7 +69,7 @@ def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the scenario of a game without a verifier says of a round: reward_BA (B, A) float32; over_B (B,) bool, the
+    """The scenario's judgement of a round in a game without a verifier: reward_BA (B, A) float32; over_B (B,) bool, the
     game is over."""
 
     reward_BA: Tensor
@@ -89,17 +89,17 @@ def step(
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
-    decision_BA: (B, A) int64; only the columns of those who decide are read, and only where they have a turn.
-    Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision
-    before round ``min_rounds - 1`` is ignored and counts as none, unless `turn_BA` is given. judged: what the scenario
-    says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the simulator and
-    the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
-    acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides);
-    a verifier's counts where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`.
-    error_B: what the scenario found wrong in the estimates of episodes that end now, paid for by `Payment.per_error`
-    (None: nothing). turn_BA: whose turn it is, where the caller knows; it has then put undecided in place of every
-    decision of the verifier that does not count. Returns the next state and what this round paid. Raises ValueError
-    where one of the two is needed and not given.
+    decision_BA: (B, A) int64; only deciders' columns are read, and only where they have a turn. Copies that had ended
+    keep their state and are paid nothing, and so does a verifier that has decided. A decision before round
+    ``min_rounds - 1`` is ignored, unless `turn_BA` is given. judged: the scenario's judgement of this round, in a game
+    without a verifier. similarity_B: under zero knowledge, the similarity of the choices of the simulator and the
+    adversarial verifier in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of acceptance
+    that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, by the decision); a
+    verifier's counts if `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`. error_B:
+    the scenario's error of the estimates in episodes that end now, paid for by `Payment.per_error` (None: none).
+    turn_BA: the turns, if the caller knows them; it has then replaced every decision of the verifier that does not
+    count by undecided. Returns the next state and the payments of this round. Raises ValueError if a required argument
+    is missing.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn, turn_BA)
     if error_B is not None:
@@ -171,8 +171,7 @@ def _panel_step(
     given_BM: Tensor | None,
     drawn: bool,
 ) -> tuple[ProtocolState, StepOutcome]:
-    """Members vote each in their time, and have no more turns then. The verdict comes with the last vote, or when the
-    rounds run out."""
+    """Members vote once, and then have no turns. The verdict comes with the last vote, or when the rounds run out."""
     places = protocol.verifier_indices
     code_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
     if given_BM is None or protocol.force_guess is not None:
@@ -212,11 +211,10 @@ def verdict_of(confidence_B: Tensor) -> Tensor:
 def _panel_pays(
     protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM: Tensor, grade_BM: Tensor, confidence_B: Tensor
 ) -> Tensor:
-    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a
-    share of each.
+    """(B, A) table payments for an end with these votes and this verdict: probabilities pay a share of each.
 
-    Where votes are drawn with the probabilities that members state, a member is paid besides for what its draw exceeds
-    them, times how much of the share depends on it, as in `score`.
+    If votes are drawn with the members' probabilities, a member is also paid for the excess of its draw over them,
+    times the dependence of the share on it, as in `score`.
     """
     payoff_KYVA, _ = protocol.amounts_on(confidence_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
@@ -238,19 +236,18 @@ def _panel_pays(
 
 
 def _excess_of_mean(vote_BM: Tensor, grade_BM: Tensor) -> Tensor:
-    """(B, M) how far each member's draw moves the mean of the votes cast from the mean of what is stated; 0 where it
-    has not voted."""
+    """(B, M) the effect of each member's draw on the mean of the votes cast, relative to the mean of the probabilities;
+    0 without a vote."""
     return (vote_BM - grade_BM).nan_to_num(0.0) / (~vote_BM.isnan()).sum(1, keepdim=True).clamp_min(1)
 
 
 def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """(score, slope) of what was given to the truth, a probability: the Brier or the logarithmic score, 1 if certain, 0
-    at least.
+    """(score, slope) of the probability given to the truth: the Brier or logarithmic score, 1 if certain, 0 at least.
 
-    Who draws its decision from the probability c that it states cannot learn from a payment of the score, which does
-    not depend on the draw. So such a draw is paid score(c) + (1 - c) slope(c) where it is right and score(c) - c
-    slope(c) where it is wrong. That is the score in the mean, and its score-function gradient is the slope: what learns
-    by policy gradients climbs the score itself.
+    An agent that draws its decision from its stated probability c cannot learn from a payment of the score, which does
+    not depend on the draw. So such a draw is paid score(c) + (1 - c) slope(c) if it is right and score(c) - c slope(c)
+    if it is wrong. That is the score in the mean, and its score-function gradient is the slope: policy gradients then
+    ascend the score itself.
     """
     if scoring == "brier":
         return 1 - (1 - truth) ** 2, 2 * (1 - truth)
@@ -259,7 +256,7 @@ def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _honest(protocol: Protocol, state: ProtocolState) -> Tensor:
-    """(B, A) bool: who is paid for being right."""
+    """(B, A) bool: the agent is paid for being right."""
     parts = [protocol.payment.of(role) for role in protocol.roles or (None,)]
     honest_KA = torch.tensor(
         [[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=state.y_B.device
@@ -270,8 +267,7 @@ def _honest(protocol: Protocol, state: ProtocolState) -> Tensor:
 def _scored(
     protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_B: Tensor, grade_B: Tensor, drawn: bool
 ) -> Tensor:
-    """(B, A) `paid_BA` where those who are paid for being right are paid the score of what the verifier stated with its
-    verdict."""
+    """(B, A) `paid_BA`, where agents paid for being right get the score of the verifier's stated probability."""
     payoff_KYVA, _ = protocol.amounts_on(decision_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
     true_B = state.y_B == ACCEPT
@@ -288,7 +284,7 @@ def _scored(
 
 
 def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn_BA: Tensor, agent: int) -> Tensor:
-    """(B,) int64: what agent number `agent` decided in this round, `Protocol.undecided` where that does not count."""
+    """(B,) int64: the decision of agent number `agent` in this round, `Protocol.undecided` if it does not count."""
     counts_B = turn_BA[:, agent] & (state.round_B >= protocol.min_rounds - 1)
     return torch.where(counts_B, forced_decision(protocol, decision_BA[:, agent], state.y_B), protocol.undecided)
 
@@ -296,8 +292,8 @@ def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn
 def _two_ends(
     state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tensor, last_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Who is done, and which copies are over with a verdict, where the verifier and the adversary each end their own
-    conversation.
+    """The agents that are done, and the copies that are over with a verdict, if the verifier and the adversary each end
+    their own conversation.
 
     own_done: index of the verifier, then of the adversary -> (B,) bool, it decided in this round.
     """
@@ -333,8 +329,7 @@ def _judged_step(
 
 
 def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tensor:
-    """`decision_B`, or what `force_guess` puts in its place everywhere: endings, correctness and payment then all
-    follow it."""
+    """`decision_B`, or its replacement by `force_guess`: endings, correctness and payment then all use it."""
     if protocol.force_guess is None:
         return decision_B
     if protocol.force_guess == "y":
@@ -351,8 +346,7 @@ def _rewards(
     grade_BM: Tensor | None,
     drawn: bool,
 ) -> Tensor:
-    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted, over_B says
-    which copies ended."""
+    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` if no decision counted, over_B: ended."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
@@ -383,10 +377,9 @@ def _with_more(
     confidence_B: Tensor | None,
     excess_BM: Tensor | None = None,
 ) -> Tensor:
-    """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end.
-    confidence_B: of a graded verdict, NaN for none (None: of one without a grade). excess_BM: how far the draw of each
-    who decides moves it (None: not at all).
-    """
+    """(B, A) with the payments of turns that count (B, A), and of the payment function at an end. confidence_B: of a
+    graded verdict, NaN for none (None: without grades). excess_BM: the effect of each decider's draw on it (None:
+    none)."""
     turns_AA = protocol.amounts_on(decision_B.device)[1]
     if turns_AA is not None:
         for_turns_BA = (counts_BA[:, None] * turns_AA).sum(-1)
@@ -403,10 +396,9 @@ def _with_more(
 
 
 def slopes(protocol: Protocol, ends: Ends) -> Tensor:
-    """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn
-    besides, with that confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds
-    nothing in the mean, and makes the score-function gradient that of the mean payment.
-    """
+    """(B, A) the derivative of the payment function by the confidence. The verdict of a single verifier is also drawn
+    with that confidence, so it is the mean over both verdicts: times the excess of the draw over the confidence, it
+    adds nothing in the mean, and makes the score-function gradient that of the mean payment."""
     if protocol.panel is not None:
         return _slope(protocol, ends, ends.verdict_B)
     accept_BA, reject_BA = (
@@ -416,8 +408,7 @@ def slopes(protocol: Protocol, ends: Ends) -> Tensor:
 
 
 def _slope(protocol: Protocol, ends: Ends, verdict_B: Tensor) -> Tensor:
-    """(B, A) the derivative of what the payment function pays by the confidence, at these verdicts; 0 where it has
-    none."""
+    """(B, A) the derivative of the payment function by the confidence, at these verdicts; 0 if it has none."""
     with torch.enable_grad():
         confidence_B = ends.confidence_B.detach().clone().requires_grad_()
         paid_BA = function_pays(protocol, replace(ends, verdict_B=verdict_B, confidence_B=confidence_B))
@@ -430,14 +421,14 @@ def _slope(protocol: Protocol, ends: Ends, verdict_B: Tensor) -> Tensor:
 
 
 def certainty(protocol: Protocol, decision_B: Tensor) -> Tensor:
-    """(B,) float32: the probability of acceptance that a verdict without a grade stands for; see `Ends`."""
+    """(B,) float32: the probability of acceptance of a verdict without a grade; see `Ends`."""
     if not protocol.two_verdicts:
         return (decision_B != protocol.undecided).float()
     return torch.where(decision_B == CONTINUE, 0.5, decision_B.float())
 
 
 def function_pays(protocol: Protocol, ends: Ends) -> Tensor:
-    """(B, A) float32: what the payment function of `protocol` pays for these ends; zero for whom it does not name."""
+    """(B, A) float32: the payments of the payment function of `protocol` for these ends; zero for others."""
     assert protocol.payment.function is not None
     paid = protocol.payment.function(ends)
     nothing_B = torch.zeros_like(ends.confidence_B)

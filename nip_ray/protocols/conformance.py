@@ -1,4 +1,4 @@
-"""One call that says whether a protocol table makes sense."""
+"""A check of a protocol table, in one call."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,21 +17,21 @@ _NUMBER = "must be a finite number within float32"
 
 
 def check(protocol: Protocol) -> None:
-    """Raise one UserError that lists every fault of `protocol`; return quietly when there is none.
+    """Raise one UserError that lists all faults of `protocol`, if any.
 
-    Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every
-    seed; the verifier, or each member of a panel, has a turn in which its decision counts, under every seed; round
-    limits and roles make sense; rewards are finite, in the tables and in play, and a payment function is pure; under
-    zero knowledge also that the two extra agents exist and have the verifier's turns.
+    Checked: names are unique and known; every agent sees what it writes to; some agent has a turn in every round, under
+    every seed; the verifier, or each member of a panel, has a turn in which its decision counts, under every seed;
+    round limits and roles are consistent; rewards are finite, in the tables and in play, and a payment function is
+    pure; under zero knowledge also that the two extra agents exist and have the verifier's turns.
     """
     checks = (_shape_faults, _name_faults, _table_faults, _payment_faults, _turn_faults, _play_faults)
     refuse_faults(f"protocol {protocol.name!r}", *(partial(check, protocol) for check in checks))
 
 
 def refuse_labels(protocol: Protocol, scenario: str, labels: Iterable[int]) -> None:
-    """Raise UserError where the labels of a scenario's instances are not the codes of the protocol's verdicts.
+    """Raise UserError unless the labels of a scenario's instances are the codes of the protocol's verdicts.
 
-    The code after them is what "continue" is called, and -1 would be paid as the last.
+    The next code means "continue", and -1 would be paid as the last one.
     """
     count, found = len(protocol.verdicts), sorted(set(labels))
     if protocol.verifier is None:
@@ -88,8 +88,7 @@ def _name_faults(protocol: Protocol) -> Iterator[str]:
 
 
 def _verdict_faults(protocol: Protocol) -> list[str]:
-    """Names are words; where there are more than two, what is defined for acceptance and rejection alone has no
-    meaning."""
+    """Names are words; with more than two, settings defined for acceptance and rejection alone are invalid."""
     names, many = protocol.verdicts, len(protocol.verdicts) > 2
     if not many and names != TWO_VERDICTS:
         return [f"verdicts: two are called {' and '.join(TWO_VERDICTS)}, in this order (got {list(names)})"]
@@ -203,11 +202,11 @@ def _payment_faults(protocol: Protocol) -> list[str]:
 
 
 def _fits(amount: float) -> bool:
-    return abs(amount) <= torch.finfo(torch.float32).max  # which NaN and infinity are not
+    return abs(amount) <= torch.finfo(torch.float32).max  # false for NaN and infinity
 
 
 def _in_role(protocol: Protocol, role: str) -> Protocol:
-    """What an episode of one role pays by its tables, as if no other could be drawn."""
+    """The payments of an episode of one role by its tables, without the other roles."""
     stakes = protocol.payment.by_role[role]
     goals = {agent: stake.goal for agent, stake in stakes.items() if stake.goal is not None}
     tables = {agent: stake.table for agent, stake in stakes.items()}
@@ -277,8 +276,8 @@ def _chooser_faults(protocol: Protocol, chooser: str) -> list[str]:
 
 
 def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]:
-    """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves
-    what it is given."""
+    """A payment function names agents, pays each copy independently, pays finite and reproducible amounts, and does not
+    change its arguments."""
     if protocol.verifier is None:
         return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
     ends = _all_ends(protocol)
@@ -310,7 +309,7 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
 
 
 def _slope_faults(protocol: Protocol, ends: Ends) -> list[str]:
-    """A graded payment function has a derivative by the confidence, which is what a network learns from."""
+    """A graded payment function has a derivative by the confidence, for a network to learn from."""
     try:
         slope_BA = slopes(protocol, ends)
     except Exception as error:  # a payment function is a program of the user's
@@ -365,7 +364,7 @@ def _turn_faults(protocol: Protocol) -> Iterator[str]:
     yield from _zero_knowledge_faults(protocol, protocol.zero_knowledge)
     table = protocol.turn_table_SKAC
     for seed_class, round in (~table.flatten(2).any(-1)).nonzero().tolist():
-        yield f"nobody speaks in round {round} (seed class {seed_class})"
+        yield f"no agent speaks in round {round} (seed class {seed_class})"
     if protocol.verifier is None:
         return
     for agent, place in zip(protocol.verifiers, protocol.verifier_indices):
@@ -379,7 +378,7 @@ def _turn_faults(protocol: Protocol) -> Iterator[str]:
 
 
 def _play_faults(protocol: Protocol) -> list[str]:
-    """Play every label, seed class and constant decision through to the end."""
+    """Play every label, seed class and constant decision to the end."""
     if protocol.verifier is None:
         return []  # its scenario is the judge
     num_seeds = protocol.seed_classes
@@ -388,7 +387,7 @@ def _play_faults(protocol: Protocol) -> list[str]:
     )
     state = start(protocol, grid[:, 1], grid[:, 0])
     decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))
-    # the most that anybody can be paid for
+    # the most that any agent can be paid
     alike_B = None if protocol.zero_knowledge is None else torch.full((len(grid),), 2.0)
     for _ in range(protocol.max_rounds):
         state, outcome = step(protocol, state, decision_BA, similarity_B=alike_B)

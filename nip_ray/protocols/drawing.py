@@ -1,7 +1,7 @@
 """The turn table of a protocol as text: a row for every agent and channel that it writes to, a column for each round.
 
-`o` writes, `V` writes or gives a verdict that counts, `C` writes and chooses its side. On the right stands who reads
-along. Where the episode draws who speaks, each possibility is drawn, with an empty line between them.
+`o` writes, `V` writes or gives a verdict that counts, `C` writes and chooses its side. On the right are the other
+readers. If the episode draws who speaks, each possibility is drawn, with an empty line between them.
 """
 
 from nip_ray.protocols.spec import Protocol
@@ -10,7 +10,7 @@ _MOST_ROUNDS = 13
 
 
 def drawing(protocol: Protocol) -> list[str]:
-    """The lines of the drawing. Rounds beyond the thirteenth, in which the cycle goes on, are not drawn."""
+    """The lines of the drawing. Rounds beyond the thirteenth, which repeat the cycle, are not drawn."""
     rounds = min(protocol.max_rounds, _MOST_ROUNDS)
     lines = []
     for number, turns in enumerate(protocol.turns):

@@ -1,4 +1,4 @@
-"""Faults in the payments and verdicts that a config sets for a protocol: `KEY: reason, remedy`."""
+"""Faults in a config's payments and verdicts of a protocol: `KEY: reason, remedy`."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterato
 
 
 def verdict_faults(name: str, params: ProtocolParams) -> Iterator[str]:
-    """Names of verdicts that are not the two usual ones, and tables of the wrong shape."""
+    """Verdict names other than the two usual ones, and tables of the wrong shape."""
     count = len(params.verdicts)
     if count < 3 and params.verdicts != TWO_VERDICTS:
         yield (

@@ -1,10 +1,10 @@
-"""Several deciders with one verdict: who they are, and the rule that makes a verdict of their votes.
+"""Several deciders with one verdict: the members, and the rule that combines their votes.
 
 Decisions that matter here:
 - a vote is a probability of acceptance: 0 or 1, anything between where votes are graded, NaN for none. Networks draw a
-  vote of 0 or 1, and under the mean state the probability that they draw it with;
-- a vote of exactly one half favours neither side: it is cast, and counts as no vote for either. The mean alone heeds
-  how sure votes are;
+  vote of 0 or 1, and under the mean also give the probability of that draw;
+- a vote of exactly one half favours neither side: it is cast, and counts for neither. Only the mean uses the confidence
+  of votes;
 - imports no torch: tables of protocols name panels.
 """
 
@@ -27,7 +27,7 @@ class Panel:
     members: the deciders, each an agent. rule: "majority", more than half of all members, else undecided; "unanimous",
     accepted if every member accepts, else rejected; "veto", rejected if some member rejects, else accepted; "mean", the
     mean of the members' probabilities of acceptance, undecided at one half. Without any vote for a side all are
-    undecided. paid_for: what a member's table is read with, its own vote or the panel's verdict.
+    undecided. paid_for: the column of a member's table, by its own vote or by the panel's verdict.
     """
 
     members: tuple[str, ...]
@@ -35,8 +35,7 @@ class Panel:
     paid_for: Literal["vote", "verdict"] = "vote"
 
     def confidence(self, grade_BM: Tensor) -> Tensor:
-        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN where none
-        was cast."""
+        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN for none."""
         if self.rule == "mean":
             return grade_BM.nanmean(1)
         accept_B, reject_B, count = (grade_BM > 0.5).sum(1), (grade_BM < 0.5).sum(1), len(self.members)

@@ -1,15 +1,13 @@
-"""Who is paid for what, as data: a table for each agent over label and verdict, prices of turns, and a function where
-no table will do.
+"""Payments as data: a table for each agent over label and verdict, prices of turns, and a function for everything else.
 
 Decisions that matter here:
 - a table has a row for each label and in it an amount for each end: every verdict, and undecided when the rounds ran
-  out. Two labels and verdicts (reject, accept) unless `Payment.verdicts` says otherwise;
+  out. Two labels and verdicts (reject, accept) unless `Payment.verdicts` differs;
 - the parameters of a config (`prover_reward`, `shared_reward` ...) are names for entries of these tables, so there is
   one way to pay;
-- whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give
-  another side;
-- where the episode draws a role (`Protocol.roles`), `by_role` holds what it changes, and `Payment.of` gives the payment
-  of one role.
+- a prover's side (`goals`) is stored beside the tables: prompts and attacks need it, and an item may set another one;
+- if the episode draws a role (`Protocol.roles`), `by_role` has its changes, and `Payment.of` returns the payment of one
+  role.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 
 Row = tuple[float, ...]
 Table = tuple[Row, ...]
-"""``table[label][verdict]``: what an agent is paid at the end; the last column, of the code for continuing, is of an
-end without one."""
+"""``table[label][verdict]``: an agent's pay at the end; the last column, of the code for continuing, is for an end
+without a verdict."""
 Scoring = Literal["linear", "brier", "log"]
 LEAST = 0.001
-"""The probability of the truth from which downwards the logarithmic score pays a wrong verdict's amount."""
+"""Probabilities of the truth at or below this are paid a wrong verdict's amount by the logarithmic score."""
 NO_ENTRIES = PayoffEntries()
 ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0), "true_accept": (1, 1)}
 
@@ -38,12 +36,12 @@ ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0)
 class Ends:
     """B episodes at their ends, for a payment function.
 
-    y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no
-    side was favoured. confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless
-    its verdict is graded, 0.5 without one. Those of one network are where `Payment.graded` asks for it, those of a
-    panel of them under its mean. Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a
-    verdict, 0 without. rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in
-    `Protocol.roles`; 0 where none is drawn.
+    y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` if the rounds ran out or no
+    side was favoured. confidence_B: (B,) float32, the verifier's probability of acceptance: 0 or 1 unless its verdict
+    is graded, 0.5 without one. Graded are the verdicts of one network if `Payment.graded`, and those of a panel of
+    networks under its mean. Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a
+    verdict, 0 without. rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the index of the drawn role in
+    `Protocol.roles`; 0 if none is drawn.
     """
 
     y_B: Tensor
@@ -54,13 +52,12 @@ class Ends:
 
 
 PaymentFunction = Callable[[Ends], Mapping[str, "Tensor"]]
-"""Agent -> (B,) what it is paid at the end, besides what its table says; pure, and each copy for itself."""
+"""Agent -> (B,) its pay at the end, in addition to its table; pure, and independent for each copy."""
 
 
 @dataclass(frozen=True)
 class Stake:
-    """What a role makes of an agent. table: what it is paid at the end. goal: the verdict that it argues for, None for
-    none."""
+    """The effect of a role on an agent. table: its pay at the end. goal: the verdict that it argues for, or None."""
 
     table: Table
     goal: int | None = None
@@ -68,16 +65,16 @@ class Stake:
 
 @dataclass(frozen=True)
 class Payment:
-    """Who is paid for what.
+    """The payments of a protocol.
 
-    payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent
-    for each turn of the speaker; of the verifier's turns those count that neither decide nor come last. goals: prover
-    -> the verdict that it argues for; a prover left out argues for none. function: pays at the end what no table says.
-    scoring: what a graded verdict pays those who are paid for being right, between their two amounts; everybody else's
-    share of acceptance is its confidence. by_role: role -> agent -> what stands in episodes of that role in place of
-    the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit of the error that the
-    scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are. graded: the function
-    reads how sure a network is of its verdict, and torch can differentiate what it pays by that.
+    payoff: agent -> its table; agents without one get nothing at the end. turns: agent -> speaker -> the agent's pay
+    for each turn of the speaker; of the verifier's turns those count that neither decide nor are last. goals: prover ->
+    the verdict that it argues for; other provers argue for none. function: further payments at the end. scoring: the
+    pay for a graded verdict of agents that are paid for being right, between their two amounts; all others' share of
+    acceptance is its confidence. by_role: role -> agent -> its entries of payoff and goals in episodes of that role.
+    per_error: agent -> pay at the end per unit of the scenario's error of the estimates (`Scenario.estimate_error`).
+    verdicts: their number. graded: the function reads a network's confidence in its verdict, and torch can
+    differentiate its payments by that.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -100,10 +97,10 @@ class Payment:
     ) -> Payment:
         """The tables that `params` describe: the verifier is paid for being right, provers for their goals.
 
-        goals: every prover -> the verdict that it is paid for, None for one who wants nothing. verifier: its name, or
-        those of all members of a panel. With `shared_reward` all provers have the verifier's table. by_role: every role
-        that the episode may draw -> agent -> its stake in it, which stands above that. Entries of `params.payoff` stand
-        above all, those of a role above the agent's own.
+        goals: every prover -> the verdict that it is paid for, or None. verifier: its name, or those of all members of
+        a panel. With `shared_reward` all provers have the verifier's table. by_role: every role that the episode may
+        draw -> agent -> its stake in it, which overrides the above. Entries of `params.payoff` override all, those of a
+        role the agent's own.
         """
         count = len(params.verdicts)
         judged = for_being_right(
@@ -129,11 +126,11 @@ class Payment:
         return cls(payoff, turns, stated, scoring=params.verifier_scoring, by_role=stakes, verdicts=count)
 
     def table(self, agent: str) -> Table:
-        """What an agent is paid at the end, whatever role is drawn."""
+        """The pay of an agent at the end, for any drawn role."""
         return self.payoff.get(agent) or nothing(self.verdicts)
 
     def of(self, role: str | None) -> Payment:
-        """The payment in episodes of `role`; without what roles change for None (none is drawn, or it is not known)."""
+        """The payment in episodes of `role`; for None (none drawn, or not known) without the changes of roles."""
         stakes = self.by_role.get(role or "", {})
         if not stakes:
             return replace(self, by_role={}) if self.by_role else self
@@ -147,7 +144,7 @@ class Payment:
         return tuple(self.of(role).table(agent) for role in self.by_role or (None,))
 
     def grants(self, agent: str, entries: PayoffSettings) -> bool:
-        """Return True if the agent is paid what these entries of a config say."""
+        """Return True if the agent is paid by these entries of a config."""
         if entries.by_role.keys() - self.by_role.keys():
             return False
         for role in self.by_role or (None,):
@@ -157,10 +154,9 @@ class Payment:
         return entries.turns.items() <= self.turns.get(agent, {}).items()
 
     def arguing(self, goals: Mapping[str, int]) -> Payment:
-        """The same where provers argue for these verdicts. One who argues for another than here, and is paid for a
-        verdict whatever the label, is paid for that one instead; whoever is paid for being right stays so. In every
-        role, where roles are drawn.
-        """
+        """The same with provers that argue for these verdicts. A prover that argued for another one, and is paid for a
+        verdict under every label, is paid for the new one; agents paid for being right stay so. In every role, if roles
+        are drawn."""
         if self.by_role:
             parts = {role: self.of(role).arguing(goals) for role in self.by_role}
             stakes = {
@@ -176,11 +172,11 @@ class Payment:
         return replace(self, payoff={**self.payoff, **turned}, goals=dict(goals))
 
     def wants_truth(self, agent: str) -> bool:
-        """Return True if the right verdict pays this agent more than the wrong one, whatever the label."""
+        """Return True if the right verdict pays this agent more than the wrong one, under every label."""
         return all(row[label] > max(row[:label] + row[label + 1 : -1]) for label, row in enumerate(self.table(agent)))
 
     def is_paid(self, agent: str) -> bool:
-        """Return True if anything that happens makes a difference to what this agent is paid."""
+        """Return True if this agent's pay depends on anything."""
         several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
         return (
             several
@@ -190,7 +186,7 @@ class Payment:
         )
 
     def _of_function(self) -> Set[str]:
-        """Whom the payment function names."""
+        """The agents that the payment function names."""
         if self.function is None:
             return set()
         import torch
@@ -199,20 +195,19 @@ class Payment:
         return set(self.function(Ends(one_B, one_B, one_B.float(), one_B, torch.zeros_like(one_B))))
 
     def mid_point(self, agent: str) -> float:
-        """Half way between an agent's good and bad ends: between the least of the labels' (and roles') better verdicts
-        and the most of the worse.
-        """
+        """Half way between an agent's good and bad ends: between the minimum over labels (and roles) of the better
+        verdicts and the maximum of the worse."""
         rows = [row for table in self.tables(agent) for row in table]
         return (min(max(row[:-1]) for row in rows) + max(min(row[:-1]) for row in rows)) / 2
 
 
 def nothing(verdicts: int = 2) -> Table:
-    """Nothing for whatever happens."""
+    """A table of zeros."""
     return ((0.0,) * (verdicts + 1),) * verdicts
 
 
 def for_verdict(verdict: int, amount: float, verdicts: int = 2) -> Table:
-    """`amount` for this verdict, right or wrong, and nothing for anything else."""
+    """`amount` for this verdict, right or wrong, and 0 for anything else."""
     return (tuple(float(amount) if code == verdict else 0.0 for code in range(verdicts + 1)),) * verdicts
 
 
@@ -232,7 +227,7 @@ def _exchanged(row: Row, one: int, other: int) -> Row:
 def _stakes(
     params: ProtocolParams, role: str, given: Mapping[str, Stake], payoff: Mapping[str, Table], goals: Mapping[str, int]
 ) -> dict[str, Stake]:
-    """Every agent's stake in a role: as `given`, else its own, with the entries of a config over it."""
+    """Every agent's stake in a role: as `given`, else its own, overridden by the entries of a config."""
     stakes = dict(given)
     for agent, entries in params.payoff.items():
         if agent in given:

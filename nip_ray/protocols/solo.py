@@ -1,5 +1,4 @@
-"""The protocol in which one agent of another protocol plays alone and decides: for supervised training on the
-labels."""
+"""The protocol in which one agent of another protocol plays alone and decides, for supervised training on labels."""
 
 from dataclasses import replace
 
@@ -9,12 +8,12 @@ from nip_ray.protocols.spec import Protocol
 
 
 def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
-    """`protocol` with `agent` alone, as the verifier: a turn in every round in the channels that it writes to (all that
-    it sees if none).
+    """`protocol` with `agent` alone, as the verifier: a turn in every round in the channels that it writes to (or all
+    that it sees).
 
-    Channels seen, rounds and what is told of roles (here drawn, and of no use) stay as they are, and with them the
-    widths of what the agent reads: a body trained here fits there. A decision counts from the first round on. Raises
-    UserError for an agent that does not play.
+    Channels seen, rounds and `told` (for roles, here drawn without effect) are unchanged, and so are the widths of the
+    agent's inputs: a body trained here fits there. A decision counts from the first round on. Raises UserError for an
+    unknown agent.
     """
     if agent not in protocol.agents:
         raise UserError(f"agent {agent!r} does not play {protocol.name!r}; its agents are {list(protocol.agents)}")

@@ -1,19 +1,18 @@
-"""What a protocol is: one frozen table of agents, channels, visibility, turns, limits and payment.
+"""A protocol: one frozen table of agents, channels, visibility, turns, limits and payment.
 
 Decisions that matter here:
-- who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed
-  picks its seed class, so "which prover speaks" can be random without any code;
-- a verifier's turn carries both a message in each of its channels and a decision: one of K verdicts, 0 to K - 1, or to
-  continue, K (`Protocol.undecided`). There are two unless a table says otherwise: reject 0, accept 1, continue 2, with
+- turns are data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
+  seed class, so "which prover speaks" can be random without any code;
+- a verifier's turn has both a message in each of its channels and a decision: one of K verdicts, 0 to K - 1, or
+  continue, K (`Protocol.undecided`). There are two unless a table differs: reject 0, accept 1, continue 2, with
   constants of these names;
 - payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
-- a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom
-  `told` says. All others see what they would see in any other role;
-- a role that an agent chooses is written into the episode's seed, as if it had been drawn: whatever reads roles off
-  seeds reads it too;
-- a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
-- torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are
-  played.
+- a role is a property of the seed class too: it has a name, may change payments, and is visible to the agents in
+  `told`. All others observe the same in any role;
+- a role that an agent chooses is written into the episode's seed, as if it had been drawn, so all code reads roles off
+  seeds;
+- a game without a verifier has the same turns; its scenario determines payments and the end (`Scenario.judge`);
+- torch is imported on first use of a tensor, so that configs are checked against the same tables that are played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
 """
 
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REJECT = 0
-"""The code of the verdict reject, where there are two verdicts."""
+"""The code of the verdict reject, with two verdicts."""
 ACCEPT = 1
-"""The code of the verdict accept, where there are two verdicts."""
+"""The code of the verdict accept, with two verdicts."""
 CONTINUE = 2
-"""The code of no verdict yet, where there are two verdicts."""
+"""The code of no verdict yet, with two verdicts."""
 TWO_VERDICTS = ("reject", "accept")
 DECISIONS = (*TWO_VERDICTS, "continue")
-"""The words for the three codes, where there are two verdicts."""
+"""The words for the three codes, with two verdicts."""
 VERDICTS = (*TWO_VERDICTS, "undecided")
-"""The words for how an episode ended, likewise; CONTINUE stands for no decision."""
+"""The words for the end of an episode, with two verdicts; CONTINUE means no decision."""
 NUM_DECISIONS = 3
 """The number of these codes."""
 NUM_SEEDS = 2**16
@@ -53,12 +52,12 @@ Turn = tuple[str, str]  # (agent, channel)
 
 @dataclass(frozen=True)
 class ZeroKnowledge:
-    """What the zero-knowledge wrapper adds to a protocol; see `nip_ray.protocols.zero_knowledge`.
+    """The additions of the zero-knowledge wrapper to a protocol; see `nip_ray.protocols.zero_knowledge`.
 
-    adversary: the verifier that tries to learn more than the verdict. simulator: the agent that must produce its
+    adversary: the verifier that tries to learn more than the verdict. simulator: the agent that must reproduce its
     conversation alone. simulator_reward: paid to the simulator per unit of similarity; the adversary pays as much.
-    prover_reward: paid to each prover per unit of what the simulator is paid. legacy: as published: the simulator has
-    no decision head, and symbols that cannot be said take part in the similarity.
+    prover_reward: paid to each prover per unit of the simulator's pay. legacy: as published: the simulator has no
+    decision head, and illegal symbols are included in the similarity.
     """
 
     adversary: str
@@ -69,28 +68,27 @@ class ZeroKnowledge:
 
     @property
     def deciders(self) -> tuple[str, ...]:
-        """Those of the two whose turns carry a decision."""
+        """Those of the two whose turns have a decision."""
         return (self.adversary,) if self.legacy else (self.adversary, self.simulator)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds, Y labels and V = Y
-    verdicts.
+    """A protocol as data. Axes used throughout: B copies, A agents, C channels, R rounds, Y labels and V = Y verdicts.
 
-    name: its name in configs. agents, channels: names, in index order. verdicts: names of what the verifier can say
-    that an instance is, in the order of the labels. sees: agent -> the channels that it reads (it may write only to
-    these). turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in
-    that round. max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from
-    round min_rounds - 1. payment: the rewards. verifier: the agent whose decision ends the episode, None in a game
-    whose scenario is the judge. panel: several deciders in its place; `verifier` is then no agent but the name of them
-    all. roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns.
-    There is then one table of turns for all, or one for each. told: the agents that see the drawn role, in their
-    observation ("told") or prompt. chooser: the prover whose decision in its first turn (`choice_round`) is the role,
-    in place of the one that was drawn; to continue leaves it at that. Roles are then the verdicts, and those who are
-    told see the role from the next round on. force_guess: see `ProtocolParams`. cuts: in a game without a verifier,
-    running out of rounds cuts it off instead of ending it: its value continues, and whoever learns bootstraps there.
-    zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
+    name: its name in configs. agents, channels: names, in index order. verdicts: names of the classes of an instance,
+    in the order of the labels. sees: agent -> the channels that it reads (it may write only to these). turns:
+    ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
+    max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round
+    min_rounds - 1. payment: the rewards. verifier: the agent whose decision ends the episode, None in a game judged by
+    its scenario. panel: several deciders in its place; `verifier` is then not an agent but the name of them all. roles:
+    names of the seed classes, if the episode draws roles; () if it draws at most turns. There is then one table of
+    turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
+    chooser: the prover whose decision in its first turn (`choice_round`) is the role, in place of the drawn one;
+    continuing keeps that one. Roles are then the verdicts, and the agents in `told` see the role from the next round
+    on. force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead
+    of ending it: its value continues, and learners bootstrap there. zero_knowledge: the two agents and the amounts that
+    the wrapper adds, None without it.
     """
 
     name: str
@@ -113,8 +111,7 @@ class Protocol:
 
     @property
     def undecided(self) -> int:
-        """The code of the decision to continue, and of an end without a verdict: the one after those of the
-        verdicts."""
+        """The code of the decision to continue, and of no verdict: the one after those of the verdicts."""
         return len(self.verdicts)
 
     @property
@@ -124,8 +121,8 @@ class Protocol:
 
     @property
     def graded(self) -> bool:
-        """True if more than the verdict counts of what the verifier, or a panel's members, state: the probability of
-        acceptance."""
+        """True if payments depend on the probability of acceptance of the verifier, or of a panel's members, not only
+        on the verdict."""
         mean = self.panel is not None and self.panel.rule == "mean"
         return self.verifier is not None and (mean or self.payment.scoring != "linear" or self.payment.graded)
 
@@ -136,36 +133,35 @@ class Protocol:
 
     @property
     def verdict_words(self) -> tuple[str, ...]:
-        """The words for how an episode ended."""
+        """The words for the end of an episode."""
         return (*self.verdicts, VERDICTS[CONTINUE])
 
     @property
     def seed_classes(self) -> int:
-        """How many episode seeds in a row make all the difference there is; `seed % seed_classes` is an episode's
-        class."""
+        """The period of episode seeds; `seed % seed_classes` is an episode's class."""
         return len(self.roles) or len(self.turns)
 
     def role_of(self, seed: int) -> str | None:
-        """The role that an episode of this seed draws; None where none is drawn."""
+        """The role of an episode with this seed; None if none is drawn."""
         return self.roles[seed % len(self.roles)] if self.roles else None
 
     def role_B(self, seed_B: Tensor) -> Tensor:
-        """(B,) int64: the drawn roles by their place in `roles`; 0 where none is drawn."""
+        """(B,) int64: the indices of the drawn roles in `roles`; 0 if none is drawn."""
         return seed_B % max(1, len(self.roles))
 
     def told_NW(self, round_N: Tensor, seed_N: Tensor) -> Tensor:
-        """(N, roles) float: what is told of the role, one-hot; 0 as long as it is to be chosen."""
+        """(N, roles) float: the visible role, one-hot; 0 until it is chosen."""
         import torch
 
         told_NW = torch.eye(len(self.roles), device=seed_N.device)[self.role_B(seed_N)]
         return told_NW if self.chooser is None else told_NW * (round_N > self.choice_round)[:, None]
 
     def told_of(self, agent: str) -> tuple[str | None, ...]:
-        """The roles that `agent` may be told at the beginning of an episode; (None,) where it is told none."""
+        """The roles that `agent` may see at the beginning of an episode; (None,) if it sees none."""
         return self.roles if agent in self.told and self.chooser is None else (None,)
 
     def told_role(self, agent: str, round: int, seed: int) -> str | None:
-        """The role that `agent` knows of in its turn in `round`; None where it is told none, or none is chosen yet."""
+        """The role that `agent` knows in its turn in `round`; None if it sees none, or none is chosen yet."""
         return self.role_of(seed) if agent in self.told and round > self.choice_round else None
 
     @cached_property
@@ -180,21 +176,21 @@ class Protocol:
         )
 
     def chosen(self, round_B: Tensor, seed_B: Tensor, decision_B: Tensor) -> Tensor:
-        """(B,) int64: the episode seeds after a round in which the chooser decided this."""
+        """(B,) int64: the episode seeds after a round with this decision of the chooser."""
         chooses_B, count = (round_B == self.choice_round) & (decision_B != self.undecided), len(self.verdicts)
         block_B = (seed_B // count).clamp(max=NUM_SEEDS // count - 1)
         return seed_B.where(~chooses_B, block_B * count + decision_B)
 
     def decides_in(self, agent: str, round_N: Tensor) -> Tensor:
-        """(N,) bool: whether what `agent` decides in a turn of this round counts."""
+        """(N,) bool: True if a decision of `agent` in a turn of this round counts."""
         return round_N == self.choice_round if agent == self.chooser else round_N >= self.min_rounds - 1
 
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
-        """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles
-        are drawn).
+        """The verdicts that `prover` wants on instances of `label` -> the roles in which it does (() if none are
+        drawn).
 
-        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after
-        the best paid ones.
+        It wants the verdict that it argues for. If it argues for none and the role determines its pay: the best paid
+        ones.
         """
         found: dict[int, tuple[str, ...]] = {}
         for role in self.roles or (None,):
@@ -208,13 +204,12 @@ class Protocol:
         return found
 
     def speaks_in(self, agent: str) -> tuple[bool, ...]:
-        """For each table of turns, whether `agent` has a turn in it."""
+        """For each table of turns, True if `agent` has a turn in it."""
         return tuple(any(name == agent for turns in table for name, _ in turns) for table in self.turns)
 
     def seeds_within(self, roles: Collection[str], seed_B: Tensor, speakers: Collection[str] = ()) -> Tensor:
         """(B,) int64: episode seeds like these that draw one of `roles` and give one of `speakers` a turn, each class
-        of them as often; the same where that is so in every episode. Neither restricts anything where it is empty.
-        """
+        of them equally often; unchanged if all episodes do. Empty arguments do not restrict."""
         tables = [self.speaks_in(agent) for agent in speakers]
         places = [self.roles.index(role) for role in roles] or list(range(self.seed_classes))
         heard = [place for place in places if any(table[place % len(table)] for table in tables)] or places
@@ -229,7 +224,7 @@ class Protocol:
 
     @cached_property
     def provers(self) -> tuple[str, ...]:
-        """All agents but those who decide and those that zero knowledge adds."""
+        """All agents except deciders and those that zero knowledge adds."""
         added = () if self.zero_knowledge is None else (self.zero_knowledge.adversary, self.zero_knowledge.simulator)
         return tuple(agent for agent in self.agents if agent not in (*self.verifiers, *added))
 
@@ -243,22 +238,22 @@ class Protocol:
 
     @property
     def viewpoint(self) -> str:
-        """The agent through whose eyes a play is shown: the (first) one who decides, or the first player."""
+        """The agent whose view of a play is shown: the (first) decider, or the first player."""
         return (*self.verifiers, *self.agents)[0]
 
     @cached_property
     def verifier_index(self) -> int:
-        """Position of the one verifier on the agent axis. Raises ValueError where there is none, or several."""
+        """Index of the one verifier on the agent axis. Raises ValueError if there is none, or several."""
         return self.agents.index(self.verifier or "")
 
     @cached_property
     def verifier_indices(self) -> list[int]:
-        """Positions of `verifiers` on the agent axis."""
+        """Indices of `verifiers` on the agent axis."""
         return [self.agents.index(agent) for agent in self.verifiers]
 
     @property
     def fixed_stances(self) -> bool:
-        """True if the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
+        """True if the protocol itself fixes the provers' sides: not if each prover is paid for acceptance alone."""
         return (
             bool(self.roles)
             or not self.provers
@@ -267,7 +262,7 @@ class Protocol:
 
     @cached_property
     def deciders(self) -> tuple[str, ...]:
-        """The agents whose turns carry a decision beside their messages."""
+        """The agents whose turns have a decision in addition to messages."""
         extra = () if self.zero_knowledge is None else self.zero_knowledge.deciders
         return tuple(agent for agent in self.agents if agent in (*self.verifiers, *extra, self.chooser))
 
@@ -297,8 +292,8 @@ class Protocol:
         return {agent: tuple(ever_AC[a].nonzero().flatten().tolist()) for a, agent in enumerate(self.agents)}
 
     def active(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
-        """(B, A, C) bool: who may write where, in round `round_B` of copies with episode seeds `seed_B` (both (B,)
-        int64)."""
+        """(B, A, C) bool: the agents and channels of turns in round `round_B` of copies with episode seeds `seed_B`
+        (both (B,) int64)."""
         table = self._tables.get(round_B.device)
         if table is None:
             table = self._tables[round_B.device] = self.turn_table_SKAC.to(round_B.device)
@@ -318,20 +313,17 @@ class Protocol:
 
     @cached_property
     def verifier_rounds(self) -> tuple[int, ...]:
-        """The rounds, counted from 0, in which one who decides has a turn under every episode seed; none in a game
-        without a verdict."""
+        """The rounds, from 0, in which a decider has a turn under every seed; none in a game without a verdict."""
         speaks = [[any(agent in self.verifiers for agent, _ in turns) for turns in table] for table in self.turns]
         return tuple(r for r in range(self.max_rounds) if all(row[r % len(row)] for row in speaks))
 
     @cached_property
     def verifier_turns(self) -> int:
-        """How many turns the verifier has before the rounds run out (the fewest over episode seeds, and over the
-        members of a panel)."""
+        """The number of turns of the verifier before the rounds run out (the minimum over seeds and members)."""
         return int(self.turn_table_SKAC[:, :, self.verifier_indices].any(-1).sum(1).min())
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for
-        nothing."""
+        """(role, label, verdict, A) float32: the pay at an end; and (A, speaker) float32: for a turn, or None."""
         found = self._amounts.get(device)
         if found is None:
             import torch
@@ -355,9 +347,8 @@ class Protocol:
         return {}
 
     def reward_mid_point(self, agent: str, role: str | None = None) -> float:
-        """The threshold that tells positive from negative examples of an agent in `role`, or in all roles if it knows
-        none, see `Payment.mid_point`; in a game without a verifier it is 0.
-        """
+        """The threshold between positive and negative examples of an agent in `role`, or in all roles if it knows none,
+        see `Payment.mid_point`; 0 in a game without a verifier."""
         payment = self.payment if role is None else self.payment.of(role)
         return 0.0 if self.verifier is None else payment.mid_point(agent)
 

@@ -1,8 +1,7 @@
-"""The protocols that ship: each a table. All of them are in `PROTOCOLS`; a user's own joins them with `register`.
+"""The built-in protocols: each a table. All of them are in `PROTOCOLS`; `register` adds your own.
 
-A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`. What a config
-may say of a protocol (who plays, for how long, which parameters count) is read off the tables themselves, so they load
-no torch.
+A custom protocol is a builder from `ProtocolParams` to `Protocol`; see `register` and `check`. Config checks of a
+protocol (agents, rounds, parameters) use the tables themselves, so they load no torch.
 """
 
 import sys
@@ -26,14 +25,14 @@ _VERIFIER = (
 AMOUNTS = (*_VERIFIER, "prover_reward", "shared_reward")
 """The parameters that `Payment.from_params` reads."""
 _NEEDS = {"prover0_first": ("sequential", True), "prover_reward": ("shared_reward", False)}
-"""Parameter -> another one, and the value of it under which alone the first counts."""
+"""Parameter -> another one, and its value for which the first has an effect."""
 
 
 def reads(*names: str) -> Callable[[ProtocolBuilder], ProtocolBuilder]:
-    """State which parameters a builder reads: any other one is refused where a config sets it.
+    """State which parameters a builder reads: a config that sets any other one is refused.
 
     Limits, verdicts, payoff and zero knowledge need no statement; they are checked against the table itself. A builder
-    that states nothing is taken to read all parameters.
+    without a statement is assumed to read all parameters.
     """
 
     def state(builder: ProtocolBuilder) -> ProtocolBuilder:
@@ -71,7 +70,7 @@ def debate(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "verifier_first", "sequential", "prover0_first")
 def mnip(params: ProtocolParams) -> Protocol:
-    """Two provers who both want acceptance and cannot read each other's channel."""
+    """Two provers that both want acceptance and cannot read each other's channel."""
     sees: dict[str, tuple[str, ...]] = {
         "prover0": ("prover0_channel",),
         "prover1": ("prover1_channel",),
@@ -89,8 +88,8 @@ def merlin_arthur(params: ProtocolParams) -> Protocol:
 
 @reads(*_VERIFIER, "force_guess", "prover_reward")
 def helpful_sneaky(params: ProtocolParams) -> Protocol:
-    """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid where the
-    verdict is right) or sneaky (paid where it is wrong). It knows, and the verifier does not.
+    """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid if the
+    verdict is right) or sneaky (paid if it is wrong). The prover knows its role, the verifier does not.
 
     Source: Kirchner et al., "Prover-verifier games improve legibility of LLM outputs", arXiv 2407.13692.
     """
@@ -104,20 +103,19 @@ def helpful_sneaky(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "verifier_first", "one_prover")
 def consultancy(params: ProtocolParams) -> Protocol:
-    """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which
-    (even: prover0).
+    """The verifier questions one of two provers, which argues for its given side; the seed picks which (even: prover0).
 
-    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is.
-    With more verdicts there is a prover for each. With `one_prover` one prover argues for all sides, as the episode
-    draws and tells it: one network or model learns them. Source: Khan et al., "Debating with more persuasive LLMs leads
-    to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
+    prover0 argues for rejection, prover1 for acceptance, regardless of the truth, and the verifier does not know which
+    it is. With more verdicts there is a prover for each. With `one_prover` one prover argues for the side that the
+    episode draws, which it knows, so one network or model learns all sides. Source: Khan et al., "Debating with more
+    persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
     """
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
 
 @reads(*AMOUNTS, "force_guess")
 def open_consultancy(params: ProtocolParams) -> Protocol:
-    """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or
+    """The prover chooses the side that it argues for by its first message, read by all; then the verifier asks, or
     decides.
 
     Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open
@@ -129,8 +127,8 @@ def open_consultancy(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def open_debate(params: ProtocolParams) -> Protocol:
-    """prover0 chooses its side with its first message, prover1 is given the other; they speak in turn, then the
-    verifier asks, or decides.
+    """prover0 chooses its side with its first message, prover1 gets the other; they speak in turn, then the verifier
+    asks, or decides.
 
     Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open debate).
     """
@@ -149,8 +147,8 @@ def open_debate(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def critique(params: ProtocolParams) -> Protocol:
-    """The proposer argues for acceptance, the critic, who reads that, for rejection; the verifier, its judge, reads
-    both and decides.
+    """The proposer argues for acceptance; the critic reads that and argues against; the verifier reads both and
+    decides.
 
     Source: Saunders et al., "Self-critiquing models for assisting human evaluators", arXiv 2206.05802.
     """
@@ -171,9 +169,9 @@ def critique(params: ProtocolParams) -> Protocol:
 @reads(*AMOUNTS, "force_guess", "half_chosen_by")
 def bisection(params: ProtocolParams) -> Protocol:
     """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier
-    judges what is left.
+    judges the remaining step.
 
-    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source:
+    k halvings take 2k + 1 rounds. The verifier may choose the halves instead; there is one prover then. Source:
     Canetti, Riva and Rothblum, "Practical delegation of computation using multiple servers", CCS 2011 (binary search
     for the step that two servers dispute).
     """
@@ -197,9 +195,9 @@ def bisection(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def prover_estimator(params: ProtocolParams) -> Protocol:
-    """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate
-    that it calls too low or too high, and so on with that part; then the verifier judges what is left, and what the
-    estimates were of.
+    """The prover splits its claim in two, the estimator gives the probability of each part, the prover points at an
+    estimate that it calls too low or too high, and so on with that part; then the verifier judges the remaining step,
+    given the results of the estimates.
 
     k halvings take 3k + 1 rounds. The prover is paid for acceptance and for the error of the estimates, which the
     estimator pays. Source: Brown-Cohen, Irving and Piliouras, "Avoiding obfuscation with prover-estimator debate",
@@ -224,7 +222,7 @@ def prover_estimator(params: ProtocolParams) -> Protocol:
 
 @reads(*_VERIFIER, "force_guess")
 def solo_verifier(params: ProtocolParams) -> Protocol:
-    """The verifier alone, one round: the baseline that every proof has to beat."""
+    """The verifier alone, one round: the solo baseline."""
     return Protocol(
         name="solo_verifier",
         agents=("verifier",),
@@ -241,9 +239,9 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "judges", "panel_rule", "judges_paid_for")
 def judge_panel(params: ProtocolParams) -> Protocol:
-    """The prover argues for acceptance, then every judge votes, and `panel_rule` makes the verdict of the votes.
+    """The prover argues for acceptance, then every judge votes, and `panel_rule` combines the votes into a verdict.
 
-    With more than two rounds judges may ask instead, and the prover answers; all hear all.
+    With more than two rounds judges may ask instead, and the prover answers; all agents read all messages.
     """
     judges = tuple(f"judge{number}" for number in range(params.judges))
     max_rounds, min_rounds = _limits(params, 2)
@@ -263,7 +261,7 @@ def judge_panel(params: ProtocolParams) -> Protocol:
 
 @reads(*_VERIFIER, "force_guess", "shared_reward")
 def multi_channel_test(params: ProtocolParams) -> Protocol:
-    """Three provers and three channels with partial visibility; its provers want nothing. For tests of masks."""
+    """Three provers and three channels with partial visibility; its provers are not paid. For tests of masks."""
     provers = ("prover0", "prover1", "prover2")
     return Protocol(
         name="multi_channel_test",
@@ -291,8 +289,8 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
 
 @reads(*_VERIFIER, "force_guess", "shared_reward")
 def message_game(params: ProtocolParams) -> Protocol:
-    """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For
-    speed tests."""
+    """Prover and verifier both have a turn in every round, only the last decision counts, and both are paid if it is
+    right. For speed tests."""
     agents = ("prover", "verifier")
     max_rounds, _ = _limits(params, 8)
     return Protocol(
@@ -310,8 +308,7 @@ def message_game(params: ProtocolParams) -> Protocol:
 
 @reads()
 def matrix_game(params: ProtocolParams) -> Protocol:
-    """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the
-    scenario pays."""
+    """Two players move at once in every round (one by default), each in a channel that both see; the scenario pays."""
     channels = ("player0_channel", "player1_channel")
     max_rounds, _ = _limits(params, 1)
     return _game("matrix_game", channels, ((("player0", channels[0]), ("player1", channels[1])),), max_rounds)
@@ -319,8 +316,8 @@ def matrix_game(params: ProtocolParams) -> Protocol:
 
 @reads()
 def kuhn_poker(params: ProtocolParams) -> Protocol:
-    """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before
-    the third move."""
+    """player0, player1 and again player0 in one channel; the scenario deals, pays, and usually ends the game before the
+    third move."""
     first: Round = (("player0", "main"),)
     second: Round = (("player1", "main"),)
     return _game("kuhn_poker", ("main",), (first, second), 3)
@@ -328,10 +325,10 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
 
 @reads()
 def hironaka(params: ProtocolParams) -> Protocol:
-    """The host chooses, the agent answers, in one channel; the scenario pays, says when it is over, and how many rounds
-    there are at most.
+    """The host chooses, the agent answers, in one channel; the scenario pays, ends the game, and sets the maximum
+    number of rounds.
 
-    Running out of rounds is no end: the game is cut off.
+    Running out of rounds does not end the game but cuts it off.
     """
     first: Round = (("host", "main"),)
     second: Round = (("agent", "main"),)
@@ -346,25 +343,25 @@ _BUILDERS = (
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 """Name -> builder of every protocol, those of plugins included; `register` adds one."""
 SHIPPED = tuple(PROTOCOLS)
-"""Names of those that are known before any plugin is imported."""
+"""Names of the built-in protocols, without plugins."""
 _FOR_TESTS = ("multi_channel_test",)
-"""Played by name, and named in no list."""
+"""Usable by name, but not listed."""
 BOUND_TO_SCENARIO = {
     "message_game": "message_game",
     "matrix_game": "matrix_game",
     "kuhn_poker": "matrix_game",
     "hironaka": "hironaka",
 }
-"""Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
+"""Protocol -> the one scenario that it is played in; that scenario uses only these protocols."""
 _LIMITS = ("max_rounds", "min_rounds")
 _LENGTHS = {
     "hironaka": "as many as scenario.max_rounds makes",
     "bisection": "an odd number (two for each halving, one for the verdict, such as 7 or 9)",
     "prover_estimator": "three for each halving and one for the verdict (such as 7 or 13)",
 }
-"""How many rounds there are, of protocols that have no one number."""
+"""The number of rounds of protocols without a fixed one."""
 _VERDICTS = ("solo_verifier", "debate", "consultancy", "open_consultancy", "merlin_arthur", "helpful_sneaky")
-"""Which shipped ones know more than two verdicts."""
+"""Built-in protocols that support more than two verdicts."""
 _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
 
 
@@ -374,10 +371,10 @@ def listed() -> list[str]:
 
 
 def register(name: str, builder: ProtocolBuilder) -> None:
-    """Add a protocol of your own under `name`, after checking what it builds with default parameters.
+    """Add your own protocol under `name`, after checking the table it builds with default parameters.
 
-    The same definition again (a cell that is run again, a file that is imported and named in `plugins`) takes the place
-    of the former. Raises UserError when the name is taken or `check` finds a fault.
+    The same definition again (a rerun cell, a file that is both imported and in `plugins`) replaces the former. Raises
+    UserError when the name is taken or `check` finds a fault.
     """
     from nip_ray.protocols.conformance import check
 
@@ -388,8 +385,7 @@ def register(name: str, builder: ProtocolBuilder) -> None:
 
 
 def same_definition(one: Any, other: Any) -> bool:
-    """Whether two classes or functions are one definition, executed again: of one name in one module, or in one
-    file."""
+    """Return True if two classes or functions are one definition, executed again: of one name in one module or file."""
     if one is other:
         return True
     names = [(getattr(made, "__module__", None), getattr(made, "__qualname__", None)) for made in (one, other)]
@@ -402,7 +398,7 @@ def same_definition(one: Any, other: Any) -> bool:
 def build(name: str, **params: Any) -> Protocol:
     """The protocol `name` with `params` (fields of `ProtocolParams`), checked.
 
-    Raises UserError for an unknown name or parameter, a parameter that the protocol has no use for, or a table that
+    Raises UserError for an unknown name or parameter, a parameter that the protocol does not use, or a table that
     `check` refuses.
     """
     from nip_ray.protocols.conformance import check
@@ -423,7 +419,7 @@ def build(name: str, **params: Any) -> Protocol:
         raise UserError(f"protocol.{fault}")
     if made.zero_knowledge and name in BOUND_TO_SCENARIO:
         raise UserError(
-            f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false"
+            f"protocol.zero_knowledge: not available for {name!r}, which is a game, not a proof; set it to false"
         )
     protocol = table_of(name, made)
     check(protocol)
@@ -431,7 +427,7 @@ def build(name: str, **params: Any) -> Protocol:
 
 
 def from_settings(settings: ProtocolSettings) -> Protocol:
-    """The protocol that an experiment's settings describe; see `build`."""
+    """The protocol of an experiment's settings; see `build`."""
     return build(settings.name, **_params(settings))
 
 
@@ -442,7 +438,7 @@ def table_of(name: str, params: ProtocolParams) -> Protocol:
 
 
 def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
-    """What is set in `params` and changes nothing: `KEY: reason, remedy`."""
+    """Settings in `params` without an effect: `KEY: reason, remedy`."""
     build_table, defaults = PROTOCOLS[name], ProtocolParams()
     params = ProtocolParams(**_params(params))
     yield from verdict_faults(name, params)
@@ -499,7 +495,7 @@ def _game(
     max_rounds: int,
     agents: tuple[str, str] = ("player0", "player1"),
 ) -> Protocol:
-    """Two players who see everything, and no verifier."""
+    """Two players that see everything, and no verifier."""
     return Protocol(
         name=name,
         agents=agents,
@@ -533,9 +529,8 @@ def _two_party(
 def _drawn_prover(
     name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int
 ) -> Protocol:
-    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or
-    acceptance, of as many provers as there are verdicts. With `one_prover` it picks the side of the only one.
-    """
+    """Verifier and a prover take turns in one channel; the episode seed picks the one that wants rejection (even), or
+    acceptance, of as many provers as there are verdicts. With `one_prover` it picks the side of the only one."""
     verdicts = params.verdicts
     if params.one_prover:
         table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
@@ -564,7 +559,7 @@ def _drawn_prover(
 def _some_provers(
     name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]
 ) -> Protocol:
-    """Debate and mnip: the same four turn orders, other visibility and goals."""
+    """Debate and mnip: the same four turn orders, different visibility and goals."""
     own: list[Turn] = [(prover, f"{prover}_channel") for prover in goals]
     ask: Round = tuple(("verifier", channel) for _, channel in own)
     if params.sequential and not params.prover0_first:

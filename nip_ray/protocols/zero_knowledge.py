@@ -1,20 +1,18 @@
-"""Zero knowledge: a wrapper around any protocol with one verifier, as one more table, and what it pays.
+"""Zero knowledge: a wrapper around any protocol with one verifier, as one more table, and its payments.
 
-A proof has zero knowledge if whoever asks learns nothing but the verdict: everything that a verifier sees in a
-conversation with the provers it could have made up alone. So there are two conversations in an episode, with the same
-provers: the verifier's, and that of an *adversarial verifier*, who follows no rule and wants to learn what it can. A
-*simulator*, who hears no prover, must say what the adversarial verifier says. The nearer it comes, the less was given
-away: the similarity of the two agents' choices is paid to the simulator and, in part, to the provers, and taken from
-the adversarial verifier.
+A proof has zero knowledge if the verifier learns nothing but the verdict: it could have made up its conversation with
+the provers alone. So an episode has two conversations, with the same provers: the verifier's, and that of an
+*adversarial verifier*, which follows no rule and wants to learn what it can. A *simulator*, which reads no prover, must
+reproduce the adversarial verifier's messages. The closer it gets, the less was revealed: the similarity of the two
+agents' choices is paid to the simulator and, in part, to the provers, and taken from the adversarial verifier.
 
-How an episode goes:
+An episode:
 - every channel exists three times: ``_standard``, ``_adversarial`` and ``_simulator``, in this order;
 - verifier and adversarial verifier each end their own conversation, by the same rule
-  (`nip_ray.protocols.batched_step`): the first decision in an own turn from round ``min_rounds - 1`` on. Who has
-  decided has no more turns, and is neither paid nor punished again;
-- provers speak in both conversations, in their turns, until the episode is over: also in one that has ended, where
-  nobody asks any more. They see both. The simulator continues until the episode is over; its decision, where it has
-  one, ends nothing;
+  (`nip_ray.protocols.batched_step`): the first decision in an own turn from round ``min_rounds - 1`` on. An agent that
+  has decided has no more turns, and no further payments;
+- provers have their turns in both conversations until the episode is over, also in one that has ended. They see both.
+  The simulator continues until the episode is over; its decision, if it has one, ends nothing;
 - the episode is over when both have decided, or when the rounds run out.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, section on zero-knowledge proofs; the library's
 rules.
@@ -38,10 +36,10 @@ STANDARD, ADVERSARIAL, SIMULATED = "_standard", "_adversarial", "_simulator"
 
 def wrap(protocol: Protocol, params: ProtocolParams) -> Protocol:
     """`protocol` with two conversations and a simulated one, and the amounts of `params`; limits, payment and seed
-    classes are its own.
+    classes are unchanged.
 
-    Raises UserError where `protocol` has no verifier, or several, draws roles, has been wrapped before, or has agents
-    of the two names that are added.
+    Raises UserError if `protocol` has no verifier, or several, draws roles, is already wrapped, or has agents of the
+    two added names.
     """
     if protocol.verifier is None:
         raise UserError(
@@ -84,10 +82,11 @@ def wrap(protocol: Protocol, params: ProtocolParams) -> Protocol:
 
 
 def pay(protocol: Protocol, reward_BA: Tensor, similarity_B: Tensor) -> Tensor:
-    """(B, A): what a round of the protocol itself pays, `reward_BA`, and what is paid for similarity.
+    """(B, A): the protocol's own payments of a round, `reward_BA`, plus those for similarity.
 
-    similarity_B: (B,) of the adversarial verifier's and the simulator's choices, 0 where either was silent; with s its
-    `simulator_reward` fold the simulator gets s, the adversarial verifier -s, each prover s times `prover_reward`.
+    similarity_B: (B,) of the adversarial verifier's and the simulator's choices, 0 if either was silent; with
+    s = `simulator_reward` times it the simulator gets s, the adversarial verifier -s, each prover s times
+    `prover_reward`.
     """
     extra = protocol.zero_knowledge
     assert extra is not None

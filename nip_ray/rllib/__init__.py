@@ -1,4 +1,2 @@
-"""The tensor side of Ray, and the only room of it that imports ray.rllib: the two doors to the batched core (a
-multi-agent environment and a batched environment runner), the rollout that travels between them and the learners,
-connectors, modules, learners and algorithms.
-"""
+"""The RLlib side, the only package that imports ray.rllib: a multi-agent environment and a batched environment runner
+over the batched core, rollouts, connectors, modules, learners and algorithms."""

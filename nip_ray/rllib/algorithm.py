@@ -1,19 +1,19 @@
-"""`ProtocolAlgorithm`: what all our algorithms share, as an RLlib `Algorithm`.
+"""`ProtocolAlgorithm`: the common base of our algorithms, as an RLlib `Algorithm`.
 
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
-- the iteration number seeds everything that is random in it and is part of the state: a restore continues exactly;
-- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is recreated is not
-  waited for. A runner that does not answer in time counts as lost, and is ended;
-- what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message.
-  Only lost processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
-- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended.
-  So are those that do not answer in time: which of them hangs, nobody can tell;
+- the iteration number seeds all randomness in it and is part of the state: a restored run is identical;
+- lost runners cost time, not results: a missing share is played by another runner, without waiting for recreated ones.
+  A runner that does not answer in time counts as lost, and is ended;
+- deterministic failures repeat: an error in an env runner or a learner ends the run at once, with its own message. Only
+  lost processes are recreated, as often as the settings allow (stock RLlib retries anything for hours);
+- learners wait for each other indefinitely, so the first that fails or is lost ends the others. So does one that does
+  not answer in time, since it is unknown which of them hangs;
 - weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in
   flight;
-- with `play.max_staleness` runners are asked for the next iteration before learning begins, and get the weights of that
-  moment with the question: so who stands in plays by the same ones, and a checkpoint, which has them, continues with
-  the same numbers.
+- with `play.max_staleness` runners receive the request for the next iteration before learning begins, together with the
+  weights of that moment: so a replacement plays with the same ones, and a checkpoint, which contains them, continues
+  identically.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -64,12 +64,12 @@ from nip_ray.rllib.shared import networks_of, scenario_of
 if TYPE_CHECKING:
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
 
-_ATTEMPTS = 3  # in a row in which no env runner gives anything
-_AHEAD = "ahead"  # of requests that are not waited for
+_ATTEMPTS = 3  # consecutive attempts in which no env runner returns anything
+_AHEAD = "ahead"  # tag of requests that are not awaited
 
 
 class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
-    """Plays, learns and hands weights back; subclasses choose a learner."""
+    """Plays, learns and sends weights; subclasses choose a learner."""
 
     config: "ProtocolAlgorithmConfig"
 
@@ -81,10 +81,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.row: dict[str, Any] = {}
         self.durations: deque[float] = deque(maxlen=REMEMBERED)  # of iterations, in seconds
         self.past: PastOpponents | None = None
-        # the weights that the next iteration is played by, where they are not those of now
+        # the weights of the next iteration's play, if they are not the current ones
         self._behind: dict[str, Any] | None = None
-        self._ahead: Ahead | None = None  # the next iteration, once it is asked for
-        # what it says of lost runners, we say in a line
+        self._ahead: Ahead | None = None  # the next iteration, once requested
+        # we log lost runners in one line ourselves
         logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)
         with runners_by_value(store=self._needs_ray(config)), _learners_said():
             super().setup(config)
@@ -98,12 +98,12 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def __repr__(self) -> str:
-        """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""
+        """Like RLlib's, which fails for an algorithm whose config was refused: Ray then loses the reason."""
         return type(self).__name__ if self.config is None else super().__repr__()
 
     @override(Algorithm)
     def training_step(self) -> None:
-        """One iteration: play, learn, send weights. Its figures are in `self.row`; see docs/metrics.md."""
+        """One iteration: play, learn, send weights. Its metrics are in `self.row`; see docs/metrics.md."""
         started = time.perf_counter()
         samples, met = self._play()
         if self.config.max_staleness:
@@ -132,7 +132,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration results with our flat figures under ``nip_ray``."""
+        """RLlib's iteration results with our flat metrics under ``nip_ray``."""
         began = time.monotonic()
         results = super().step()
         self.durations.append(time.monotonic() - began)
@@ -141,10 +141,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation, on held-out instances unless ``evaluation_config["env_config"]["split"]`` says otherwise.
+        """RLlib's evaluation, on held-out instances unless ``evaluation_config["env_config"]["split"]`` differs.
 
-        It has env runners of its own, made at the first call where the config names no interval; they have the weights
-        when they begin: the newest ones, whatever `average_weights` says, since training may go on meanwhile.
+        It has its own env runners, made at the first call if the config names no interval; they start with the newest
+        weights, even with `average_weights`, since training may continue meanwhile.
         """
         with self._no_needless_ray():
             if self.eval_env_runner_group is None:
@@ -157,8 +157,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             if (
                 local := self.eval_env_runner_group.local_env_runner
             ) and self.config.evaluation_force_reset_envs_before_iteration:
-                local.evaluated = 0  # stock RLlib tells remote runners alone
-            # RLlib drops its own sync where a request is still in flight
+                local.evaluated = 0  # stock RLlib only resets remote runners
+            # RLlib drops its own sync if another request is in flight
             if self.eval_env_runner_group.num_remote_env_runners():
                 state, limit = self._weights(), self.config.evaluation_sample_timeout_s
                 take = TakeWeights([ray.put(state[COMPONENT_RL_MODULE])], self.train_iteration)
@@ -172,7 +172,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return found
 
     def _play(self) -> tuple[list[RolloutSamples], dict[str, Any]]:
-        """All shares of this iteration, ordered by worker, and figures of the opponents that were met."""
+        """All shares of this iteration, ordered by worker, and metrics of the opponents."""
         iteration, group = self.train_iteration, self.env_runner_group
         assert group is not None
         remote = group.num_remote_env_runners() > 0
@@ -192,7 +192,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return samples, {} if self.past is None else self.past.record(samples, plays)
 
     def _ahead_by(self, weights: dict[str, Any], iteration: int, ask: bool) -> "Ahead":
-        """An iteration to be played by these weights; with `ask` runners begin with it now."""
+        """An iteration to play with these weights; with `ask` runners start now."""
         plays, by = self._past_plays(iteration, remote=True), TakeWeights([ray.put(weights)], iteration)
 
         def request(workers: tuple[int, ...]) -> PlayShares:
@@ -206,7 +206,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return Ahead(plays, request, calls)
 
     def _past_plays(self, iteration: int, remote: bool) -> dict[int, PastPlay | None]:
-        """Worker -> whom its share meets of the past, once a snapshot is taken that is due."""
+        """Worker -> the past opponents of its share, after taking a snapshot if one is due."""
         if self.past is None:
             return {}
         self.past.take(iteration, lambda: self._first_learner(methodcaller("weights")))
@@ -217,10 +217,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _all_shares(
         self, request: Callable[[tuple[int, ...]], Any], calls: Mapping[int, Any] | None = None
     ) -> list[RolloutSamples]:
-        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play
-        their shares.
+        """Shares of all remote runners, ordered by worker. request: workers -> a runner's request to play their shares.
 
-        calls: runner -> such a request that it has already.
+        calls: runner -> the request that it already has.
         """
         shares = self._taken_in(self._ask_runners(calls or {}, asked=True))
         wanted = range(1, self.config.num_env_runners + 1)
@@ -229,16 +228,16 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             if not attempts_left:
                 now = self.train_iteration + 1
                 raise TrainingError(
-                    f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in"
+                    f"env runners {missing} returned nothing in iteration {now}, and no other runner could replace them"
                 )
-            # a share whose runner is gone goes to a healthy one
+            # the share of a lost runner goes to a healthy one
             found = self._taken_in(self._ask_runners(_planned(missing, request, self._healthy_runners())))
             attempts_left = _ATTEMPTS if found else attempts_left - 1
             shares |= found
         return [shares[worker] for worker in wanted]
 
     def _healthy_runners(self) -> list[int]:
-        """Remote runners that answer. With none left, waits until Ray has restarted one, and gives it the weights.
+        """Remote runners that answer. With none left, waits until Ray has restarted one, and sends it the weights.
 
         Raises TrainingError when none is left for good, or none comes back in time.
         """
@@ -270,15 +269,15 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return found
 
     def _ask_runners(self, calls: Mapping[int, Any], asked: bool = False) -> dict[int, Any]:
-        """What those runners answer, each to its call, that are neither lost nor silent for too long: those are out of
-        service now.
+        """The answers of those runners, each to its call, that are neither lost nor silent for too long; the others are
+        out of service from now on.
 
-        asked: they have their calls already, ahead. Raises TrainingError with the message of what a runner raised.
+        asked: they already have their calls. Raises TrainingError with a runner's error message.
         """
         manager, limit = actors_of(self.env_runner_group), self._hang_limit_s()
         setting = "sample_timeout_s" if limit > self.config.sample_timeout_s else "hang_timeout_s"
         limit = min(limit, self.config.sample_timeout_s)
-        if not calls:  # RLlib takes an empty list of runners for all of them
+        if not calls:  # RLlib interprets an empty list of runners as all
             return {}
         if asked:
             found = manager.fetch_ready_async_reqs(tags=_AHEAD, timeout_seconds=limit)
@@ -295,13 +294,12 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
                     f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.{setting}) and is"
                     " recreated"
                 )
-                ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
+                ray.kill(manager.actors()[runner], no_restart=False)  # else it would get requests, or answer late
                 manager.set_actor_state(runner, healthy=False)
         return {runner: unwrap(answer.get()) for runner, answer in answers.items() if answer.ok}
 
     def _refuse_broken_runners(self) -> None:
-        """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any
-        that is lost."""
+        """Raise TrainingError if an env runner could not be created. One lost during creation counts as lost."""
         for group, what in (
             (self.env_runner_group, "env runner"),
             (self.eval_env_runner_group, "evaluation env runner"),
@@ -314,7 +312,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
                     raise TrainingError(f"{what} {answer.actor_id} cannot be made: {said(error)}") from error
 
     def learn_from(self, samples: list[RolloutSamples]) -> dict[str, float]:
-        """Learn from rollouts that somebody else played, as one iteration; its figures ``learn/<agent>/<name>``."""
+        """Learn from given rollouts, as one iteration; its metrics ``learn/<agent>/<name>``."""
         found = self._learn(samples)
         self.train_iteration += 1
         self.env_steps_total += sum(sample.env_steps() for sample in samples)
@@ -332,15 +330,15 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return flat
 
     def _update(self, name: str, played: Any, arguments: dict[str, Any]) -> list[Any]:
-        """What all learners say of their `update` with these arguments, and with `played` under this name."""
+        """The results of all learners' `update` with these arguments, and with `played` under this name."""
         if self.learner_group.is_local:
             return [local_learner(self.learner_group).update(**{name: played}, **arguments)]
         return self._foreach_learner(Update(name, ray.put(played), arguments))
 
     def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
-        """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
+        """The results of an update as flat metrics: means over learners, of the agents in `learned` alone.
 
-        RLlib's logger keeps naming those who rest now.
+        RLlib's logger keeps the names of agents that rest now.
         """
         flat: dict[str, float] = {}
         for agent in sorted(set().union(*results) & set(learned)):
@@ -360,13 +358,13 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             group.local_env_runner.module = local_learner(self.learner_group).module
 
     def send_weights(self) -> None:
-        """Give the learners' weights to every runner, and wait until they have them."""
+        """Send the learners' weights to every runner, and wait for them."""
         if self.shares_modules or self.env_runner_group is None:
             return
         state = self._weights()
         if self.env_runner_group.local_env_runner is not None:
             self.env_runner_group.local_env_runner.set_state(state)
-        if self.config.max_staleness:  # they come with what runners are asked
+        if self.config.max_staleness:  # sent with the runners' requests
             self._sent = state[COMPONENT_RL_MODULE]
         elif self.env_runner_group.num_remote_env_runners():
             shared = ray.put(state[COMPONENT_RL_MODULE])
@@ -374,7 +372,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             self._ask_runners(dict.fromkeys(healthy, TakeWeights([shared], self.train_iteration)))
 
     def _weights_of_now(self) -> dict[str, Any]:
-        """A copy of what was sent last, as tensors."""
+        """A copy of the last sent weights, as tensors."""
         return {
             agent: {name: torch.tensor(value) for name, value in state.items()} for agent, state in self._sent.items()
         }
@@ -384,7 +382,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return {COMPONENT_RL_MODULE: state[COMPONENT_RL_MODULE], "weights_seq_no": self.train_iteration}
 
     def training_state(self) -> dict[str, Any]:
-        """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
+        """Tensors of the first learner (all are equal) and the counters: the full state for an exact resume."""
         state = self._first_learner(methodcaller("training_state"))
         return {**state, "counters": self.counters(), **self._kept_weights()}
 
@@ -397,7 +395,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def counters(self) -> dict[str, Any]:
-        """What is kept beside tensors, as plain data."""
+        """The state apart from tensors, as plain data."""
         books = {} if self.past is None else {"opponent_pool": self.past.pool.state()}
         return {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, **books}
 
@@ -406,7 +404,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.train_iteration, self.env_steps_total = int(counters["iteration"]), int(counters["env_steps_total"])
 
     def _kept_weights(self) -> dict[str, Any]:
-        """The snapshots' weights, and those that the next iteration is played by where they are not those of now."""
+        """The snapshots' weights, and those of the next iteration's play if they are not the current ones."""
         past = {} if self.past is None else {"opponent_weights": self.past.stored_weights()}
         return past if self._behind is None else {**past, "weights_behind": self._behind}
 
@@ -420,7 +418,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
+        """RLlib's state, plus counters and an algorithm's state between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
         averages = self._first_learner(methodcaller("averages_copy"))
@@ -443,14 +441,13 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """RLlib's restore, then weights to all runners, waited for."""
+        """RLlib's restore, then a blocking send of the weights to all runners."""
         with self._no_needless_ray():
             super().restore_from_path(path, *args, **kwargs)
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
-        """All agents' networks, in this process, with the weights by which they are evaluated: averages where
-        `average_weights` is set."""
+        """All agents' networks, in this process, with their evaluation weights: averages with `average_weights`."""
         learner = local_learner(self.learner_group)
         if learner is not None and not learner.averages:
             return dict(learner.networks)
@@ -467,7 +464,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return self._networks
 
     def _no_needless_ray(self) -> AbstractContextManager[None]:
-        """Within it RLlib does not start Ray for a run that is all in this process."""
+        """Within it RLlib does not start Ray for a run in this process alone."""
         return nullcontext() if self._needs_ray(self.config) else runners_by_value(store=False)
 
     def _needs_ray(self, config: AlgorithmConfig) -> bool:
@@ -477,7 +474,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         )
 
     def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
-        """What `function` gives on every learner, or on those numbered in `only`; see `ask_learners`."""
+        """The results of `function` on every learner, or on those numbered in `only`; see `ask_learners`."""
         if self.learner_group.is_local:
             return [function(local_learner(self.learner_group))]
         learners = remote_learners(self.learner_group)
@@ -489,13 +486,13 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     @override(Algorithm)
     def cleanup(self) -> None:
-        """End all processes. A runner that hangs is not waited for: none of them has anything to put away."""
+        """End all processes. A hanging runner is not awaited: runners have nothing to save."""
         if getattr(self, "env_runner_group", None) is not None:
             actors_of(self.env_runner_group).clear()
         super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:
-        """What `function` gives on the first learner; all hold the same state, so the others need not send theirs."""
+        """The result of `function` on the first learner; all have the same state, so others need not send theirs."""
         return self._foreach_learner(function, only=[0])[0]
 
 
@@ -505,8 +502,8 @@ for _name in REFUSED_CALLS:
 
 @dataclass(frozen=True)
 class Ahead:
-    """An iteration whose weights are fixed. plays: worker -> whom it meets of the past. request: workers -> what a
-    runner is asked, to play their shares. calls: runner -> what it was asked already."""
+    """An iteration with fixed weights. plays: worker -> its past opponents. request: workers -> a runner's request to
+    play their shares. calls: runner -> the request that it already has."""
 
     plays: dict[int, PastPlay | None]
     request: Callable[[tuple[int, ...]], Any]
@@ -514,7 +511,7 @@ class Ahead:
 
 
 def _planned(workers: Iterable[int], request: Callable[[tuple[int, ...]], Any], healthy: list[int]) -> dict[int, Any]:
-    """Runner -> its request: for its own share, and for some of those whose runner is gone."""
+    """Runner -> its request: for its own share, and for some of those of lost runners."""
     plan: dict[int, list[int]] = {}
     for i, worker in enumerate(workers):
         plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
@@ -523,7 +520,7 @@ def _planned(workers: Iterable[int], request: Callable[[tuple[int, ...]], Any], 
 
 @contextmanager
 def _learners_said() -> Iterator[None]:
-    """Raises TrainingError, with the message of what went wrong, when remote learners cannot be made."""
+    """Raise TrainingError, with the cause, if remote learners cannot be created."""
     try:
         yield
     except RayActorError as error:

@@ -1,4 +1,4 @@
-"""Former place of the algorithms and their configs, for one version; each now is in the file of its learning rule."""
+"""Former place of the algorithms and their configs, kept for one version; each is now in its learning rule's file."""
 
 import sys
 import warnings

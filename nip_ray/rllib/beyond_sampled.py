@@ -1,5 +1,4 @@
-"""The terms of a loss beside those of drawn actions, and over which turns the latter are means: shared by PPO and
-REINFORCE.
+"""Loss terms beyond those of sampled actions, and the turns averaged over by the latter; for PPO and REINFORCE.
 
 The formulas are in `nip_ray.learning.verdicts`.
 """
@@ -13,13 +12,13 @@ from nip_ray.rllib.learner import AgentData, Loss, scale_of
 
 
 def imitation_loss(policy: Policy, rows: AgentRows, own: Tensor, all_rows: Tensor) -> Loss:
-    """The whole loss of an agent whose turns `own` of a minibatch were all found by a search."""
+    """The whole loss of an agent whose turns `own` of a minibatch all come from a search."""
     loss = imitated(policy.normalised(), rows, own, all_rows)
     return Loss(loss, {"imitation": loss})
 
 
 def imitated(log_policy: LogPolicy, rows: AgentRows, own: Tensor, all_rows: Tensor) -> Tensor:
-    """The divergence from what a search found, mean over the turns `own`, each weighted by its stake over the
+    """The divergence from a search's results, mean over the turns `own`, each weighted by its stake over the
     minibatch's mean stake."""
     assert rows.taught_NFS is not None
     taught_KFS, stake_K = rows.taught_NFS[own], stakes(rows.taught_NFS[all_rows])
@@ -28,8 +27,8 @@ def imitated(log_policy: LogPolicy, rows: AgentRows, own: Tensor, all_rows: Tens
 
 
 def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """((K,) 1 for turns that the agent's network played, 0 for those that were found by a search; (K,) the same, and 0
-    for turns whose expected pay is known as well). None: all are 1."""
+    """((K,) 1 for turns played by the agent's network, 0 for those from a search; (K,) the same, with 0 also for turns
+    whose expected pay is known). None: all are 1."""
     drawn_K = None if data.rows.taught_NFS is None else ~taught_turns(data.rows.taught_NFS[own])
     sampled_K = drawn_K
     if data.verdicts is not None:
@@ -48,7 +47,7 @@ def further_terms(
     normalize: bool,
     clip: float | None,
 ) -> dict[str, Tensor]:
-    """What is added to the loss over the turns `own`, by name: nothing, "verdict" or "imitation".
+    """Additional loss terms over the turns `own`, by name: none, "verdict" or "imitation".
 
     all_rows, normalize: advantages are scaled by mean and deviation over these turns, if at all. clip: of probability
     ratios (None: none).
@@ -60,7 +59,7 @@ def further_terms(
         advantage_KD = (known.pay_ND - data.value_N[own][:, None] - middle) / deviation
         found["verdict"] = expected_objective(log_policy, known, advantage_KD, clip).mean()
     if data.y_N is not None and policy.may_decide is not None:
-        # of the whole minibatch, whoever has its rows
+        # of the whole minibatch, on all learners
         deciding = data.rows.obs["may_decide"][all_rows].to(data.advantage_N.dtype).mean()
         found["verdict"] = label_loss(policy, data.y_N[own]).mean() / deciding.clamp_min(1 / len(all_rows))
     if data.rows.taught_NFS is not None:

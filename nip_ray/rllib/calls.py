@@ -1,9 +1,7 @@
-"""What an algorithm asks of its env runners and learners: small named callables, so that they pickle by reference, and
-their errors.
+"""Calls of an algorithm to its env runners and learners: named callables, which pickle by reference, and their errors.
 
-An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as
-answers (`ReturnErrors`). That a learner is gone is mostly noticed first by another one, as an error of the connection
-between them.
+RLlib ends an env runner that raises, and its error is in a log on some node; so errors are returned as results
+(`ReturnErrors`). A lost learner is usually first noticed by another one, as an error of their connection.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -24,21 +22,19 @@ from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.past import PastPlay
 
 PROBE_S = 1.0
-"""How long an iteration waits to see whether a lost env runner is back."""
-_DEATH_S = 30.0  # within which Ray is sure to know that a process is gone
+"""Seconds that an iteration waits for a lost env runner to return."""
+_DEATH_S = 30.0  # maximum time for Ray to notice that a process is gone
 
 
 class Failure:
-    """An error on its way back. trace: of one whose message does not say it all. of_peers: raised by a learner's
-    talking to others."""
+    """An error. trace: if its message is not sufficient. of_peers: from a learner's communication with others."""
 
     def __init__(self, message: str, trace: str = "", of_peers: bool = False) -> None:
         self.message, self.trace, self.of_peers = message, trace, of_peers
 
 
 class ReturnErrors:
-    """Calls a function and returns its error instead of raising it: RLlib ends an env runner that raises, without a
-    message."""
+    """Calls a function and returns its error: RLlib ends an env runner that raises, without a message."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -48,21 +44,21 @@ class ReturnErrors:
             return self.function(actor)
         except (UserError, TrainingError) as error:
             return Failure(str(error))
-        except Exception as error:  # whatever it is, it is raised again by who asked
+        except Exception as error:  # any error is raised again by the caller
             innermost = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
-            of_peers = "torch/distributed/" in innermost  # as it is when another learner is gone
+            of_peers = "torch/distributed/" in innermost  # as when another learner is lost
             return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc(), of_peers)
 
 
 def unwrap(answer: Any) -> Any:
-    """The answer, or its error raised here."""
+    """The result, or its error raised here."""
     if not isinstance(answer, Failure):
         return answer
     raise TrainingError(answer.message) from (RuntimeError(answer.trace) if answer.trace else None)
 
 
 def reason_of_death(actor: Any) -> str:
-    """Why an actor is gone for good; empty when it is not."""
+    """Why an actor is gone for good; "" if it is not."""
     try:
         ray.get(actor.ping.remote(), timeout=PROBE_S)
     except ActorDiedError as error:
@@ -73,7 +69,7 @@ def reason_of_death(actor: Any) -> str:
 
 
 def said(error: RayError) -> str:
-    """What an error from another process says, in one line: that of what was raised there, if that is known."""
+    """An error from another process on one line: the original one, if known."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
         return " ".join(f"{type(cause).__name__}: {cause}".split())
@@ -83,10 +79,10 @@ def said(error: RayError) -> str:
 def ask_learners(
     learners: Sequence[Any], functions: Sequence[Callable[[Any], Any]], only: Sequence[int], limit_s: float
 ) -> list[Any]:
-    """What `functions` give, each on the learner that is numbered at its place in `only`.
+    """The results of `functions`, each on the learner numbered at its place in `only`.
 
     Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one
-    raised, as soon as that is known of any of them: the others may wait for it for ever. They are ended then.
+    raised, as soon as any of them is known: the others may wait for it forever. They are ended then.
     """
     calls = [learners[i].apply.remote(ReturnErrors(function)) for i, function in zip(only, functions, strict=True)]
     waiting, found, deadline = list(calls), {}, time.monotonic() + limit_s
@@ -110,7 +106,7 @@ def _learners_answer(call: ray.ObjectRef, learners: Sequence[Any]) -> Any:
         answer = ray.get(call)
     except RayActorError as error:
         raise LearnerLost(f"a learner of {len(learners)} is lost ({first_words(str(error))})") from error
-    except RayError as error:  # of Ray's own: its function's errors are answers
+    except RayError as error:  # Ray's own: the function's errors are results
         _refuse_lost(learners)
         raise TrainingError(f"a learner failed: {said(error)}") from error
     if isinstance(answer, Failure) and answer.of_peers:
@@ -119,7 +115,7 @@ def _learners_answer(call: ray.ObjectRef, learners: Sequence[Any]) -> Any:
 
 
 def _refuse_lost(learners: Sequence[Any]) -> None:
-    """Raise LearnerLost if, within the time after which Ray is sure to know, a learner is found to be gone."""
+    """Raise LearnerLost if a learner is found to be gone within the time that Ray needs to notice."""
     deadline = time.monotonic() + _DEATH_S
     while time.monotonic() < deadline:
         if lost := [i for i, learner in enumerate(learners) if _is_lost(learner)]:
@@ -128,8 +124,7 @@ def _refuse_lost(learners: Sequence[Any]) -> None:
 
 
 def _is_lost(actor: Any) -> bool:
-    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is
-    not."""
+    """True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
     try:
         ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:
@@ -140,13 +135,13 @@ def _is_lost(actor: Any) -> bool:
 
 
 def _alive(actor: Any) -> bool:
-    """What a learner that lives answers."""
+    """The reply of a living learner."""
     return True
 
 
 class PlayShares:
-    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past. by: with
-    which weights (None: those that it has)."""
+    """For an env runner: play these workers' shares of an iteration. past: worker -> its past opponents. by: the
+    weights to use (None: the present ones)."""
 
     def __init__(
         self,
@@ -169,7 +164,7 @@ class PlayShares:
 
 
 class TakeWeights:
-    """To an env runner: play with these weights from now on."""
+    """For an env runner: play with these weights from now on."""
 
     def __init__(self, weights: list[ray.ObjectRef], number: int) -> None:
         self.weights, self.number = weights, number  # a list keeps Ray from resolving the reference in transit
@@ -179,7 +174,7 @@ class TakeWeights:
 
 
 class RollOut:
-    """To an env runner: play these workers' shares of a roll-out. opponents: role -> (who plays it,)."""
+    """For an env runner: play these workers' shares of a roll-out. opponents: role -> (its player,)."""
 
     def __init__(
         self, plan: Exploration, workers: tuple[int, ...], opponents: Mapping[str, tuple[ray.ObjectRef, ...]]
@@ -192,7 +187,7 @@ class RollOut:
 
 
 class Update:
-    """To a learner: learn from what was played, which its `update` takes under this name."""
+    """For a learner: learn from a rollout, passed to its `update` under this name."""
 
     def __init__(self, name: str, played: ray.ObjectRef, arguments: dict[str, Any]) -> None:
         self.name, self.played, self.arguments = name, [played], arguments

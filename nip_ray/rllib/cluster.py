@@ -1,4 +1,4 @@
-"""Building an algorithm from a config, with Ray started or joined only where something runs outside this process."""
+"""Build an algorithm from a config, starting or joining Ray only if something runs outside this process."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ def build_algorithm(config: ExperimentConfig) -> Any:
     start_ray(config)
     from nip_ray.rllib.registry import ALGORITHMS
 
-    for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
+    for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set their own levels
         logging.getLogger(name).setLevel(logging.ERROR)
 
     made = ALGORITHMS[config.algorithm.name]().experiment(config)
@@ -24,9 +24,9 @@ def build_algorithm(config: ExperimentConfig) -> Any:
 
 
 def start_ray(config: ExperimentConfig) -> None:
-    """Join or start Ray where remote workers are asked for; see `nip_ray.cluster.ray_session`.
+    """Join or start Ray if there are remote workers; see `nip_ray.cluster.ray_session`.
 
-    Raises UserError when the cluster can never hold them; inside a trial of Tune they have their places already.
+    Raises UserError if the cluster can never hold them; inside a trial of Tune they already have their places.
     """
     import ray
 

@@ -1,9 +1,8 @@
-"""What we use of RLlib that is not public: here alone, each name with the version of Ray in which it was read.
+"""All uses of non-public RLlib names, each with the version of Ray in which it was read.
 
-`EnvRunnerGroup` puts its config into the object store in any case. That starts a cluster for a run that is all in this
-process; and Ray cannot make an actor again whose arguments the store has lost. No option prevents it, so while an
-algorithm of ours is built, that one module of RLlib sees another `ray.put`; `ray` itself, and whoever else calls it, is
-left alone.
+`EnvRunnerGroup` always puts its config into the object store. That starts a cluster for a run in this process alone;
+and Ray cannot restart an actor whose arguments the store has lost. No option prevents it, so while an algorithm of ours
+is built, that one module of RLlib sees another `ray.put`; `ray` itself, and all other callers, are unaffected.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalMemberAccess=false
@@ -45,7 +44,7 @@ def actors_of(group: EnvRunnerGroup) -> Any:
 
 
 def local_learner(group: Any) -> Any:
-    """The learner in this process; None where learners are remote."""
+    """The learner in this process; None if learners are remote."""
     return group._learner
 
 
@@ -55,17 +54,17 @@ def remote_learners(group: Any) -> list[Any]:
 
 
 def weights_number(learner: Any) -> int:
-    """Which weights, in order, a learner has."""
+    """The sequence number of a learner's weights."""
     return learner._weights_seq_no
 
 
 def number_weights(learner: Any, number: int) -> None:
-    """Say which weights, in order, a learner has from now on."""
+    """Set the sequence number of a learner's weights."""
     learner._weights_seq_no = number
 
 
 def wanted(owner: Any, name: str, components: Any, not_components: Any) -> dict[str, Any] | None:
-    """Which parts of its component `name` the caller of `owner.get_state` asks for; None for none."""
+    """The parts of component `name` requested by the caller of `owner.get_state`; None for none."""
     if not owner._check_component(name, components, not_components):
         return None
     found = {"components": components, "not_components": not_components}
@@ -78,8 +77,7 @@ def send_no_states(config: AlgorithmConfig) -> None:
 
 
 class WithoutLogFolder:
-    """An algorithm that writes nothing into its log folder. Outside Tune stock RLlib leaves an empty one in the user's
-    home."""
+    """An algorithm that writes nothing to its log folder. Outside Tune RLlib leaves an empty one in the user's home."""
 
     def _setup_logdir(self) -> None:
         if self._storage is None:
@@ -113,21 +111,20 @@ class _Ray:
 
 
 class _Group(EnvRunnerGroup):
-    """Asks the local env runner for spaces, not the first remote one, which there may not be where it could not be
-    made."""
+    """Gets spaces from the local env runner, not the first remote one, whose creation may have failed."""
 
     def get_spaces(self) -> Any:
         local = self.local_env_runner
-        return None if local is None else local.get_spaces()  # none yet: it is to find out for itself
+        return None if local is None else local.get_spaces()  # none yet: it has to determine them
 
 
-_LOCK = threading.RLock()  # of the names that are exchanged below
+_LOCK = threading.RLock()  # protects the names that are replaced below
 
 
 @contextmanager
 def runners_by_value(store: bool) -> Iterator[None]:
-    """Within it env runners are made from the config itself, some kilobytes. store: other things go to the object store
-    as ever."""
+    """Within it env runners are made from the config itself, some kilobytes. store: other objects go to the object
+    store as usual."""
     put = ray.put
     with _LOCK:
         before = env_runner_group.ray, algorithm.EnvRunnerGroup

@@ -1,4 +1,4 @@
-"""`ProtocolAlgorithmConfig`: what the configs of all our algorithms share, as an RLlib `AlgorithmConfig`."""
+"""`ProtocolAlgorithmConfig`: the common base of our algorithms' configs, as an RLlib `AlgorithmConfig`."""
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
@@ -40,7 +40,7 @@ from nip_ray.settings.schedule import UpdateSchedule, updated_agents
 
 SPLITS = ("train", "test")
 
-# our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
+# our name -> RLlib's field of the same meaning, which stays readable and tunable under its own name
 _RLLIB_NAMES = {
     "lr": "lr",
     "gamma": "gamma",
@@ -71,7 +71,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.batch_mode = "complete_episodes"
         self.add_default_connectors_to_learner_pipeline = False
         send_no_states(self)
-        self.validate_env_runners_after_construction = False  # we do, and tell of it
+        self.validate_env_runners_after_construction = False  # we do, and report it
         self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
         self.env_runner_health_probe_timeout_s = PROBE_S
         self.env_runner_restore_timeout_s = 60.0
@@ -109,7 +109,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.rl_module(rl_module_spec=module_spec(copy.deepcopy(dumped), agents))
         self.total_iterations = made.iterations
         self.max_staleness = made.play.max_staleness
-        self.debugging(seed=made.seed, log_sys_usage=False)  # its thread holds up the end of every run
+        self.debugging(seed=made.seed, log_sys_usage=False)  # its thread delays the end of every run
         return self
 
     @override(AlgorithmConfig)
@@ -133,13 +133,12 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
-        """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after
-        ``rule``."""
-        config_dict = dict(config_dict.items())  # RLlib hands over whole configs, too, which cannot be iterated over
+        """Like RLlib's, with settings of the learning rule by their own names as in `training`, and after ``rule``."""
+        config_dict = dict(config_dict.items())  # RLlib also passes whole configs, which cannot be iterated over
         for key in ("rule", "env_config"):
             if not isinstance(config_dict.get(key, {}), Mapping):
                 raise UserError(f"{key}: got {config_dict[key]!r}, expected a mapping")
-        # RLlib has some of the same name and another meaning, which a dumped config repeats
+        # RLlib has fields of the same name with another meaning, which a dumped config repeats
         both = vars(AlgorithmConfig())
         words = {key: self._word(key) for key in config_dict}
         ours = {word: config_dict[key] for key, word in words.items() if word in self._rule_names()}
@@ -153,11 +152,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return self
 
     def __setattr__(self, key: str, value: Any) -> None:
-        """A setting of the learning rule goes to where its settings are."""
+        """Store a setting of the learning rule with the rule's settings."""
         key = self._word(key) if "rule" in vars(self) else key
         if "rule" not in vars(self) or key not in self._rule_names():
             kept = getattr(type(self), key, None)
-            if isinstance(kept, property) and kept.fset is None:  # RLlib has methods for these alone
+            if isinstance(kept, property) and kept.fset is None:  # RLlib has only methods for these
                 if f"_{key}" not in vars(self):
                     raise UserError(f"{key}: follows from other options and cannot be set, leave it out")
                 key = f"_{key}"
@@ -168,15 +167,14 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             super().__setattr__("rule", {**self.rule, key: value})
 
     def settings(self) -> Any:
-        """The rule's settings in force: RLlib's own fields win where both exist, so that Tune can search over them."""
+        """The rule's effective settings: RLlib's own fields win where both exist, so that Tune can search over them."""
         names = {f.name for f in fields(self.settings_class)}
         shared = {ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items() if ours in names}
         return self.settings_class(**{**self.rule, **shared})
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError when no experiment
-        was given."""
+        """RLlib's checks, and ours; the experiment takes this config's seed. Raises UserError without an experiment."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
         defaults = type(self)()
@@ -194,40 +192,35 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The module class of agents that have no spec of their own (all have one; see `experiment`)."""
+        """The module class of agents without a spec of their own (all have one; see `experiment`)."""
         return RLModuleSpec(module_class=AgentModule)
 
     def skips_silent_messages(self) -> bool:
-        """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See
+        """True if a deciding turn's message is left out of log-probabilities; runners and learners must agree. See
         `Policy.silenced`."""
         return getattr(self.settings(), "skip_silent_messages", False)
 
     def learns_from_every_verdict(self) -> bool:
-        """Return True if play keeps what deciders would have been paid for each decision (``verdict_gradient:
-        expected``)."""
+        """Return True if play records deciders' pay for each decision (``verdict_gradient: expected``)."""
         return getattr(self.settings(), "verdict_gradient", "sampled") == "expected"
 
     def base_lr(self, iteration: int) -> float:
-        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for
-        it."""
+        """The learning rate of an iteration, annealed over the experiment's iterations if configured."""
         return base_lr(self.settings(), iteration, self.total_iterations)
 
     def who_learns(self, iteration: int) -> tuple[str, ...]:
-        """The agents that learn in an iteration: neither at rest by their schedule nor left out of
-        `policies_to_train`."""
+        """The agents that learn in an iteration: not resting by their schedule and in `policies_to_train`."""
         agents, chosen = self._agents(), self.policies_to_train
         if chosen is not None:
             agents = tuple(agent for agent in agents if (chosen(agent, None) if callable(chosen) else agent in chosen))
         return updated_agents(self.schedules, agents, iteration)
 
     def split(self) -> str:
-        """Whose instances env runners play: what `env_config` says, else held-out ones in evaluations and those for
-        training otherwise."""
+        """The split that env runners play: as in `env_config`, else held-out in evaluations and training otherwise."""
         return self.env_config.get("split", "test" if self.in_evaluation else "train")
 
     def _experiment_in_force(self) -> ExperimentConfig:
-        """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of
-        bounds."""
+        """The experiment with this config's changes. Raises UserError for settings of wrong type or out of bounds."""
         experiment = self.env_config["experiment"]
         play = {
             "num_env_runners": self.num_env_runners,
@@ -242,8 +235,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return cast(ExperimentConfig, config_from_dict({**experiment, **changed}))
 
     def _hand_on_seed(self) -> None:
-        """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this
-        config's."""
+        """Set the experiment's seed to this config's: all draws in env runners, learners and new networks use it."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise UserError(
                 f"seed: got {self.seed!r}, expected a whole number from 0 on; every random draw comes from it"
@@ -263,11 +255,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return {f.name for f in fields(cls.settings_class)} - {"name"}
 
     def _word(self, key: str) -> str:
-        """What stands for `key` among the settings of the learning rule; RLlib's own attributes are left alone."""
+        """The name of `key` in the settings of the learning rule; RLlib's own attributes are unchanged."""
         return key if key in vars(self) else word_for(key, self._rule_names())
 
     def _refuse_unknown(self, defaults: Self) -> None:
-        known = {*vars(defaults), "class", STDOUT_FILE, STDERR_FILE}  # RLlib and Tune leave those there
+        known = {*vars(defaults), "class", STDOUT_FILE, STDERR_FILE}  # RLlib and Tune set those
         rule = ", ".join(sorted(self._rule_names()))
         for key in vars(self):
             if key not in known:
@@ -279,7 +271,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
                 raise UserError(f"{theirs}: {self.settings_class().name} has no such setting, expected one of {rule}")
 
     def _check_game(self) -> None:
-        """The environment and who plays in it are those of the experiment."""
+        """The environment and its agents are those of the experiment."""
         if self.env is not ProtocolEnv:
             raise UserError(f"env: got {self.env!r}, not honoured by {type(self).__name__}, use instead: .experiment()")
         for key in self.env_config:
@@ -303,7 +295,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         ):
             for name in named:
                 if name not in agents:
-                    raise UserError(f"{key}: {name!r} is no agent of this game, {suggest(str(name), agents)}")
+                    raise UserError(f"{key}: {name!r} is not an agent of this game, {suggest(str(name), agents)}")
         for agent, own in self.algorithm_config_overrides_per_module.items():
             if {*own} - ({"lr"} & self._rule_names()):
                 takes = "lr" if "lr" in self._rule_names() else "nothing; set roles"
@@ -312,8 +304,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
                 )
 
     def _check_evaluation(self) -> None:
-        """In an evaluation nobody learns, and how long and where it is played is said by options of the config
-        itself."""
+        """Nothing learns in an evaluation, and its length and place are set by options of the config itself."""
         own = {**vars(self), **self.rule}
         for key, value in (self.evaluation_config or {}).items():
             word = self._word(key)
@@ -325,7 +316,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
                 )
 
     def _check_modules(self) -> None:
-        """Classes of one's own are derived from ours, which is what the rest of ours talks to."""
+        """Custom classes must be derived from ours, whose interface the rest uses."""
         for key, given, ours in (
             ("env_runner_cls", self.env_runner_cls, ProtocolEnvRunner),
             ("learner_class", self.learner_class, ProtocolLearner),
@@ -343,7 +334,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             for name in _FORWARDS:
                 if getattr(spec.module_class, name) is not getattr(AgentModule, name):
                     raise UserError(
-                        f"rl_module_spec: {agent}: {name} of one's own is never called, set `network` in setup()"
+                        f"rl_module_spec: {agent}: a custom {name} is never called, set `network` in setup()"
                     )
             if not _alike((spec.model_config or {}).get("experiment"), self.env_config["experiment"]):
                 raise UserError(
@@ -370,7 +361,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.sample_timeout_s, self.hang_timeout_s = settings.sample_timeout_s, settings.hang_timeout_s
 
     def _take(self, settings: Any) -> None:
-        # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice
+        # a dict, in which Tune finds search spaces, without RLlib's own keys: Tune would find those twice
         self.rule = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _RLLIB_NAMES}
         for ours, theirs in _RLLIB_NAMES.items():
             if hasattr(settings, ours):

@@ -1,11 +1,10 @@
-"""One call that says whether a learning rule keeps its promises to runs.
+"""A check that a learning rule meets the requirements of runs, in one call.
 
 Decisions that matter here:
 
-- It is tried on the message game (or an experiment that is given), in this process, without Ray: what workers do with
-  it is the same code.
-- What is asked is what runs promise their users: the same seed gives the same numbers, a resumed run those of one that
-  was never stopped, an agent that rests is left alone.
+- It runs the message game (or a given experiment) in this process, without Ray: workers use the same code.
+- It checks the promises of runs: the same seed gives the same results, a resumed run equals an uninterrupted one, and
+  resting agents are unchanged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,13 +30,12 @@ _ITERATIONS = 3
 
 
 def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[str, Any] | None = None) -> None:
-    """Raise one UserError that lists what is wrong with the learning rule of `config`; return quietly when nothing is
-    found.
+    """Raise one UserError that lists the faults of the learning rule of `config`, if any.
 
-    experiment: what to try it on, as a config's plain data without its algorithm (default: the message game, which
-    takes a second or two). Checked: its settings, that learning changes weights and logs finite figures under the names
-    it announces, that it repeats itself, continues from a saved state to the bit, and leaves agents alone that rest.
-    The rule must be registered.
+    experiment: to run, as a config's plain data without its algorithm (default: the message game, which takes a second
+    or two). Checked: its settings; learning changes weights and logs finite metrics under the announced names; it is
+    deterministic, resumes bit-identically from a saved state, and does not change resting agents. The rule must be
+    registered.
     """
     refuse_faults(
         f"algorithm {config.settings_class().name!r}",
@@ -78,7 +76,7 @@ def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
         again.train()
         learned = {key: value for key, value in first.row.items() if key.startswith("learn/")}
         if not learned:
-            yield "logs no figure; give metrics with the Loss of agent_loss"
+            yield "logs no metric; give metrics with the Loss of agent_loss"
         yield from (f"{key} is {value}" for key, value in learned.items() if not torch.tensor(float(value)).isfinite())
         if iteration == 0:
             saved = cpu_copy(again.training_state())
@@ -104,7 +102,7 @@ def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
 def _resting_faults(
     config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig, learners: list[str]
 ) -> Iterator[str]:
-    """An agent whose schedule lets it rest in the first iteration has the same weights after it."""
+    """An agent that rests in the first iteration by its schedule keeps its weights."""
     if len(learners) < 2:
         return
     resting = learners[0]

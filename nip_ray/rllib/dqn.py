@@ -1,28 +1,26 @@
 """Deep Q-learning for several roles, each from its own replay buffer, in lock-step.
 
-The rule is in `nip_ray.learning.dqn`; here stand the config, who plays when, what is done with which rows, and the
-gradient step.
+The rule is in `nip_ray.learning.dqn`; this module has the config, the schedule of play, the data flow, and the gradient
+step.
 
 Decisions that matter here:
 - a step is one gradient step of every trained role, in their order; roll-outs for the roles that are due follow it.
-  Between two roll-outs nothing but gradient steps happens, so these go to the learners in one call (a chunk), and
-  weights go to remote env runners once a chunk;
-- an iteration is so many steps; step numbers, and with them learning rates and exploration, follow from the
+  Between two roll-outs there are only gradient steps, so these go to the learners in one call (a chunk), and weights go
+  to remote env runners once a chunk;
+- an iteration is a number of steps; step numbers, and with them learning rates and exploration, follow from the
   iteration's;
-- in one process the runner plays with the learner's own networks, and transitions are handed over, not copied;
-- a role's values are the logits of its one message, its advantages if `dueling`, where its value output is added. So
-  nothing else has to know that a network was trained by this rule;
+- in one process the runner plays with the learner's own networks, and transitions are passed without a copy;
+- a role's values are the logits of its one message, or its advantages if `dueling`, where its value output is added. So
+  other code need not know that a network was trained by this rule;
 - a gradient step sees batch statistics (batch norms in training mode) and moves the running ones, by which targets and
-  play normalise. The choice of the best next move by the trained network (`double`) is a move, so it is made as in
+  play normalise. The choice of the best next move by the trained network (`double`) is a move, so it uses the mode of
   play;
-- all of several learners hold the same buffers and draw the same rows; each works on its slice, and gradients, errors
-  and running statistics are shared. So they stay equal, and give the numbers of one learner, except where batch norms
-  see slices;
-- between two roll-outs roles have nothing to do with each other, so on a processor each has a thread of its own, with
-  its part of the cores: small layers gain little from more. Not where a network draws random numbers, for which there
-  is one stream;
-- what a step draws is seeded by (seed, role, step): nothing random has a state. Buffers and target networks are what
-  checkpoints keep.
+- all learners hold the same buffers and draw the same rows; each works on its slice, and gradients, errors and running
+  statistics are shared. So they stay equal, and give the results of one learner, except where batch norms see slices;
+- between two roll-outs roles are independent, so on a CPU each has a thread of its own, with its part of the cores:
+  small layers gain little from more. Not if a network draws random numbers, for which there is one stream;
+- the draws of a step are seeded by (seed, role, step): nothing random has a state. Checkpoints hold buffers and target
+  networks.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -76,7 +74,7 @@ from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator
 from nip_ray.settings.dqn import DQNSettings, role_settings
 
-_FRUITLESS = 20  # roll-outs in a row without a turn of a role that is to learn
+_FRUITLESS = 20  # consecutive roll-outs without a turn of a role that should learn
 
 
 class ProtocolDQNConfig(ProtocolAlgorithmConfig):
@@ -87,10 +85,10 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
         self.learning_agents: tuple[str, ...] = ()
         super().__init__(algo_class=algo_class or ProtocolDQN)
-        self.explore = False  # outside roll-outs, whose exploration is the roles'
+        self.explore = False  # roll-outs have the roles' own exploration
 
     def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
-        """See `ProtocolAlgorithmConfig.experiment`. Raises UserError also for a trained role whose turns are more than
+        """See `ProtocolAlgorithmConfig.experiment`. Raises UserError also for a trained role whose turns have more than
         one choice."""
         made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
         super().experiment(made)
@@ -102,8 +100,7 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """As all our algorithms'. Raises UserError also for `explore`: values are no logits that moves could be drawn
-        by."""
+        """As for all our algorithms. Raises UserError also for `explore`: values are not logits to sample from."""
         if self.explore:
             raise UserError(
                 "explore: got true, which is for policies; the share of random moves is roles.<role>.exploration"
@@ -131,13 +128,13 @@ class ProtocolDQN(ProtocolAlgorithm):
 
     @override(Algorithm)
     def setup(self, config: AlgorithmConfig) -> None:
-        """As all our algorithms; nobody has another opponent than the networks yet."""
+        """As for all our algorithms, without other opponents than the networks."""
         self.opponents: dict[str, Opponent] = {}
         super().setup(config)
 
     @override(Algorithm)
     def training_step(self) -> None:
-        """One iteration: `steps_per_iteration` steps. Its figures are in `self.row`; see docs/metrics.md."""
+        """One iteration: `steps_per_iteration` steps. Its metrics are in `self.row`; see docs/metrics.md."""
         self.seconds = dict.fromkeys(("sample", "learn", "send_weights"), 0.0)
         self.rollouts: list[Rollout] = []
         settings: DQNSettings = self.config.settings()
@@ -150,7 +147,7 @@ class ProtocolDQN(ProtocolAlgorithm):
             rows = self._roll_out(settings, due, stop - 1) if due else {}
         if self.rollouts:
             self.rollout = concatenate(self.rollouts)
-        else:  # everybody rests
+        else:  # all rest
             nothing = torch.zeros(0, dtype=torch.int64)
             self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
         self.rollouts = []
@@ -172,13 +169,13 @@ class ProtocolDQN(ProtocolAlgorithm):
         self._timed_send()
 
     def set_opponent(self, role: str, opponent: nn.Module | Mapping[str, Tensor] | str | Sequence[str] | None) -> None:
-        """Who plays `role` in roll-outs from now on, a role that is not trained.
+        """Set the player of `role`, which is not trained, in roll-outs from now on.
 
-        A state of its network: weights to play with, which belong to the run's state from now on. A module of the same
-        form (whose most likely moves are played; drawn ones, where it has nothing to train), or the names of players
-        without weights, in scenarios that have such: they stand in its place. Checkpoints hold names, not modules:
-        whoever restores one sets those again, and is told so. None: its network. Raises UserError for a role that is
-        trained or does not play and for what is no opponent, RuntimeError for weights that do not fit.
+        opponent: a state of its network: weights to play with, part of the run's state from now on. A module of the
+        same form (its most likely moves are played; sampled ones if it has nothing to train), or names of players
+        without weights, in scenarios that have them, in its place. Checkpoints hold names, not modules: set a module
+        again after a restore, which warns. None: its network. Raises UserError for a trained or unknown role and for an
+        invalid opponent, RuntimeError for weights that do not fit.
         """
         agents = self.scenario.protocol.agents
         if role not in agents:
@@ -200,7 +197,7 @@ class ProtocolDQN(ProtocolAlgorithm):
             )
 
     def counters(self) -> dict[str, Any]:
-        """As all our algorithms', and who was set in the place of a network."""
+        """As for all our algorithms, plus the opponents in place of networks."""
         return {**super().counters(), "opponents": names_of(self.opponents)}
 
     def load_counters(self, counters: Mapping[str, Any]) -> None:
@@ -209,7 +206,7 @@ class ProtocolDQN(ProtocolAlgorithm):
         self._restore_opponents(counters.get("opponents"))
 
     def _restore_opponents(self, names: Mapping[str, list[str] | None] | None) -> None:
-        """None: a state that says nothing of them leaves them as they are. A module that was set here already stays."""
+        """None: a state without opponents leaves them unchanged. A module that is already set here stays."""
         if names is None:
             return
         for role in [*self.opponents]:
@@ -226,8 +223,8 @@ class ProtocolDQN(ProtocolAlgorithm):
                 )
 
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:
-        """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners
-        have yet to get."""
+        """Play until every buffer has enough for a first gradient step; returns the last transitions, which learners do
+        not have yet."""
         sizes: dict[str, int] = self._first_learner(methodcaller("buffer_sizes"))
         rows: dict[str, Rows] = {}
         attempt, fruitless = 0, 0
@@ -245,8 +242,8 @@ class ProtocolDQN(ProtocolAlgorithm):
         return rows
 
     def _roll_out(self, settings: DQNSettings, roles: Sequence[str], step: int, attempt: int = 0) -> dict[str, Rows]:
-        """Transitions of `roles`, with the exploration of `step`. attempt: from 1 on, one of the roll-outs that fill
-        buffers."""
+        """Transitions of `roles`, with the exploration of `step`. attempt: from 1 on, the number of the roll-out that
+        fills buffers."""
         explorers = {}
         for role in roles:
             own = role_settings(settings, role)
@@ -274,7 +271,7 @@ class ProtocolDQN(ProtocolAlgorithm):
     def _learn_steps(
         self, rows: Mapping[str, Rows], steps: tuple[int, int], roles: Sequence[str], **figures: Any
     ) -> list[Any]:
-        """What the learners say of these gradient steps, before which they take in `rows`."""
+        """The learners' results of these gradient steps, after adding `rows`."""
         began = time.perf_counter()
         arguments = {"steps": steps, "roles": tuple(roles), "iteration": self.train_iteration, **figures}
         results = self._update("rows", rows, arguments)
@@ -285,7 +282,7 @@ class ProtocolDQN(ProtocolAlgorithm):
 def chunks(first: int, settings: DQNSettings, roles: Sequence[str]) -> Iterator[tuple[int, int, tuple[str, ...]]]:
     """The steps of an iteration that begins with step `first`, cut after every one that is followed by roll-outs.
 
-    (first step, step after the last, the roles whose roll-outs follow; none may in the last chunk).
+    (first step, step after the last, the roles whose roll-outs follow; maybe none in the last chunk).
     """
     intervals = {role: role_settings(settings, role).steps_between_rollouts for role in roles}
     start, end = first, first + settings.steps_per_iteration
@@ -313,20 +310,18 @@ def _refuse_unfit(scenario: Scenario, role: str) -> None:
 
 @dataclass(frozen=True)
 class TimedStep(Step):
-    """A gradient step of a role, and the seconds that it took."""
+    """A gradient step of a role, and its seconds."""
 
     seconds: float = 0.0
 
 
 class DQNLearner(ProtocolLearner):
-    """Values of every trained role, their targets and replay buffers. `update` takes transitions in and does gradient
-    steps."""
+    """Values of trained roles, their targets and replay buffers. `update` adds transitions and does gradient steps."""
 
     remedy = "Lower algorithm.roles.<role>.lr, set a lower algorithm.max_grad_norm, and check the rewards"
 
     def build(self) -> None:
-        """Also target networks; buffers are made when the first transitions come, which say what an observation is made
-        of."""
+        """Also target networks; buffers are made at the first transitions, which show the parts of observations."""
         super().build()
         self.roles = {role: role_settings(self.settings, role) for role in self.optimizers}
         self.modules = {role: list(self.networks[role].modules()) for role in self.optimizers}
@@ -335,8 +330,8 @@ class DQNLearner(ProtocolLearner):
         }
         self.replay: dict[str, Replay] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._draw: dict[str, bool] = {}  # role -> whether its network draws random numbers
-        self.done: dict[str, list[TimedStep]] = {}  # by role, since figures were last asked for
+        self._draw: dict[str, bool] = {}  # role -> its network draws random numbers
+        self.done: dict[str, list[TimedStep]] = {}  # by role, since the last metrics
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -354,12 +349,12 @@ class DQNLearner(ProtocolLearner):
 
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Take in transitions, then do gradient steps.
+        """Add transitions, then do gradient steps.
 
-        rows: role -> transitions (none: of nobody). steps: (first, after the last) gradient steps. roles: who takes
-        them, in this order. iteration, env_steps: for figures, which are returned where `last` is true (default), and
-        None otherwise: those of all calls since then. Raises TrainingError where something of them is not finite,
-        ValueError for a role without transitions.
+        rows: role -> transitions (None: none). steps: (first, after the last) gradient steps. roles: those that take
+        them, in this order. iteration, env_steps: for metrics, which are returned if `last` is true (default), and None
+        otherwise: those of all calls since then. Raises TrainingError for non-finite values, ValueError for a role
+        without transitions.
         """
         for role, rows in (kwargs.get("rows") or {}).items():
             if role not in self.replay:
@@ -368,7 +363,7 @@ class DQNLearner(ProtocolLearner):
         first, after = kwargs.get("steps", (0, 0))
         roles: Sequence[str] = kwargs.get("roles", tuple(self.optimizers))
         if first == 0 and after:
-            # weights may have been put in since, also for those who rest in these steps
+            # weights may have been set since, also for roles that rest in these steps
             for role, target in self.targets.items():
                 update_target(target, self.networks[role], 1.0)
         with self._seeded_noise(first):
@@ -382,11 +377,11 @@ class DQNLearner(ProtocolLearner):
         return self._results(once, done, kwargs.get("env_steps", 0), kwargs.get("iteration", 0))
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Not asked for: transitions come ready."""
+        """Not used: transitions arrive complete."""
         raise NotImplementedError("DQNLearner learns from transitions: call update(rows=..., steps=...)")
 
     def _steps(self, roles: Sequence[str], steps: range) -> dict[str, list[TimedStep]]:
-        """Gradient steps of all roles, in their order, or each in a thread of its own."""
+        """Gradient steps of all roles, in order, or each in a thread of its own."""
         if not steps or not roles:
             return {}
         threads = torch.get_num_threads()
@@ -453,14 +448,14 @@ class DQNLearner(ProtocolLearner):
 
     @torch.no_grad()
     def _targets(self, role: str, rows: Rows) -> Tensor:
-        """(N,): what the taken moves were worth."""
+        """(N,): the targets of the taken moves."""
         next_obs = _part(rows, "next_obs_")
         target_q_NK, legal_NK = self._values(self.targets[role], next_obs)
         online_q_NK = self._values(self.networks[role], next_obs)[0] if self.settings.double else None
         return td_target(rows["reward"], rows["discount"], target_q_NK, legal_NK, online_q_NK)
 
     def _values(self, network: nn.Module, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(q_NK, legal_NK) of observations, float32 whatever the network computes with."""
+        """(q_NK, legal_NK) of observations, float32 for any dtype of the network."""
         low = self.settings.precision == "bfloat16" and self.device.type != "cpu"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             policy, value_N = network(obs, True, self.settings.dueling)
@@ -469,12 +464,12 @@ class DQNLearner(ProtocolLearner):
         return (dueling(value_N.float(), q_NK, legal_NK) if self.settings.dueling else q_NK), legal_NK
 
     def _set_mode(self, role: str, training: bool) -> None:
-        """What `network.train(training)` does, without walking through the network again in every step."""
+        """Like `network.train(training)`, without walking through the network in every step."""
         for module in self.modules[role]:
             module.training = training
 
     def _figures(self, role: str, step: int, done: Sequence[TimedStep]) -> dict[str, Tensor]:
-        """What there is one of per iteration, as of gradient step `step`."""
+        """Metrics once per iteration, as of gradient step `step`."""
         own, spent = self.roles[role], sum(one.seconds for one in done)
         found = {
             "lr": rate_at(own.lr, step),
@@ -487,7 +482,7 @@ class DQNLearner(ProtocolLearner):
         }
 
     def _share(self, role: str) -> None:
-        """Running statistics: the means over learners, who have seen different rows."""
+        """Running statistics: the means over learners, which have seen different rows."""
         if not self.distributed:
             return
         buffers = [buffer for buffer in self.networks[role].buffers() if buffer.is_floating_point()]
@@ -500,7 +495,7 @@ class DQNLearner(ProtocolLearner):
                 buffer.copy_(piece.view_as(buffer))
 
     def _all_errors(self, error_N: Tensor, mine: slice, count: int) -> Tensor:
-        """(count,): the errors of all rows that were drawn, on the buffers' device."""
+        """(count,): the errors of all drawn rows, on the buffers' device."""
         if not self.distributed:
             return error_N.to(self._buffer_device())
         every_N = torch.zeros(count, device=self.device)
@@ -509,7 +504,7 @@ class DQNLearner(ProtocolLearner):
         return every_N.to(self._buffer_device())
 
     def buffer_sizes(self) -> dict[str, int]:
-        """Role -> transitions that its buffer holds."""
+        """Role -> number of transitions in its buffer."""
         return {role: replay.size for role, replay in self.replay.items()}
 
     def _make_buffer(self, role: str, rows: Mapping[str, Tensor]) -> None:
@@ -522,11 +517,11 @@ class DQNLearner(ProtocolLearner):
         return self.device if self.settings.buffer_device == "learner" else torch.device("cpu")
 
     def load_weights(self, role: str, weights: Mapping[str, Tensor]) -> None:
-        """Other weights for the network of `role`, and nothing else. Raises RuntimeError where they do not fit."""
+        """Replace only the weights of the network of `role`. Raises RuntimeError if they do not fit."""
         self.networks[role].load_state_dict(weights)
 
     def extra_state(self) -> dict[str, Any]:
-        """Target networks, and replay buffers where they are to be kept."""
+        """Target networks, and replay buffers if configured."""
         targets = {role: cpu_copy(target.state_dict()) for role, target in self.targets.items()}
         if not self.settings.save_buffer:
             return {"targets": targets}
@@ -544,5 +539,5 @@ class DQNLearner(ProtocolLearner):
 
 
 def _part(rows: Rows, prefix: str) -> dict[str, Tensor]:
-    """The fields that begin with `prefix`, called by what follows it."""
+    """The fields with this prefix, under the rest of their names."""
     return {name.removeprefix(prefix): part for name, part in rows.items() if name.startswith(prefix)}

@@ -1,8 +1,8 @@
 """`ProtocolEnvRunner`: an RLlib EnvRunner that plays B copies of a protocol as tensors.
 
 Decisions that matter here:
-- what a runner plays in an iteration is a pure function of (seed, iteration, its share, weights): a runner that was
-  lost and made again, or another one in its place, plays the same episodes;
+- a runner's play in an iteration is a pure function of (seed, iteration, its share, weights): a recreated runner, or
+  another one in its place, plays the same episodes;
 - it returns ids and tokens, not observations: some kilobytes per iteration;
 - with no remote learner and no remote runner it plays with the learner's own networks on the learner's device: no
   copies.
@@ -58,9 +58,8 @@ from nip_ray.settings.search import share_at
 
 
 class EpisodeMean(MeanStats):
-    """A mean over all episodes of all runners. RLlib merges one mean of each runner, however many episodes that is of;
-    this keeps the values until they are merged. Its identifier is the mean's, so checkpoints of either kind load.
-    """
+    """A mean over all episodes of all runners. RLlib merges one mean per runner, regardless of the number of episodes;
+    this keeps the values until they are merged. Its identifier is the mean's, so checkpoints of either kind load."""
 
     @override(MeanStats)
     def push(self, value: list[float]) -> None:
@@ -84,7 +83,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self.metrics.stats_cls_lookup = dict(self.metrics.stats_cls_lookup or {}, episode_mean=EpisodeMean)
-        # what RLlib's deterministic mode does to each new tensor: for nothing
+        # RLlib's deterministic mode does it to each new tensor, needlessly
         torch.utils.deterministic.fill_uninitialized_memory = False
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
@@ -92,9 +91,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.env: ProtocolEnv | None = None
         self.module: Any = None
         self.play: BatchedPlay | None = None
-        self.frozen: dict[tuple[str, int], nn.Module] = {}  # who plays snapshots
+        self.frozen: dict[tuple[str, int], nn.Module] = {}  # networks of snapshots
         self.iteration = 0
-        self.evaluated = 0  # episodes since an evaluation began
+        self.evaluated = 0  # episodes in the current evaluation
         self.weights_seq_no = 0
         self.callbacks: list[RLlibCallback] = [made() for made in force_list(self.config.callbacks_class)]
         self.spaces = kwargs.get("spaces") or {}
@@ -106,7 +105,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def make_env(self) -> None:
-        """The batched core, and the one-copy env that knows its spaces."""
+        """The batched core, and the one-copy env for its spaces."""
         self.env = ProtocolEnv({"experiment": self.experiment})
         self.play = BatchedPlay(scenario_of(self.experiment, self.device), str(self.device))
         context = EnvContext(self.config.env_config, worker_index=self.worker_index, num_workers=self.num_workers)
@@ -145,10 +144,10 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     ) -> list[RolloutSamples]:
         """Play one share of an iteration: complete episodes, always.
 
-        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom
-        it meets of the past. num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met
-        by whole episodes. With 0 of either nothing is played: RLlib's evaluation passes that to runners without a
-        share. In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal
+        iteration: its number (None: the one after the last). worker: the owner of the share (None: this runner). past:
+        its past opponents. num_episodes: the number of copies instead of ``num_envs_per_env_runner``; num_timesteps is
+        met by whole episodes. With 0 of either nothing is played: RLlib's evaluation passes that to runners without a
+        share. In an evaluation episodes follow each other from the first, and ``force_reset`` restarts; so equal
         weights have equal results.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
@@ -173,7 +172,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def play_share(
         self, iteration: int, worker: int, copies: int, explore: bool, past: PastPlay | None = None
     ) -> Rollout:
-        """The episodes of one worker's share of an iteration; the last of them against the past, if there is any."""
+        """The episodes of one worker's share of an iteration; the last of them against the past, if any."""
         assert self.play is not None
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
         share = max(0, worker - 1)
@@ -188,8 +187,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         return self._played(ids, seeds, noise, past, **extra)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:
-        """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are
-        asked for."""
+        """The next episodes of this runner in an evaluation: of all runners', every n-th one, independent of the
+        others' requests."""
         assert self.play is not None
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
         share, first = max(0, self.worker_index - 1), self.evaluated * num_workers
@@ -203,8 +202,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def _played(
         self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, past: PastPlay | None = None, **extra: Any
     ) -> Rollout:
-        """Episodes played by the networks, with snapshots in the place of some if there are any. extra: see
-        `play_episodes`."""
+        """Episodes played by the networks, with snapshots in place of some, if any. extra: see `play_episodes`."""
         with _evaluated(self.networks()) as networks:
             players = {agent: Player(network, noise) for agent, network in networks.items()}
             if past is None:
@@ -225,10 +223,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def roll_out(
         self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None
     ) -> RolloutSamples:
-        """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this
-        runner's own).
+        """Play one share of a roll-out with exploration, with its transitions. worker: the share's owner (None: this).
 
-        opponents: agent -> who plays in the place of its network. Transitions of a remote runner are in main memory.
+        opponents: agent -> the player in place of its network. Transitions of a remote runner are in main memory.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
         worker = self.worker_index if worker is None else worker
@@ -245,7 +242,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         return self._called_back([RolloutSamples(rollout, worker, rows)])[0]
 
     def _called_back(self, samples: list[RolloutSamples]) -> list[RolloutSamples]:
-        """The samples, once the user's callbacks have seen them, and each of their episodes if they ask for those."""
+        """The samples, after the user's callbacks, with one call per episode if they handle episodes."""
         with_episodes = any(type(one).on_episode_end is not RLlibCallback.on_episode_end for one in self.callbacks)
         if with_episodes or self.config.callbacks_on_episode_end:
             for index, episode in enumerate(sample[i : i + 1] for sample in samples for i in range(len(sample))):
@@ -270,7 +267,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         return self.metrics.reduce()
 
     def _log(self, rollout: Rollout | None) -> None:
-        """Counts and means of what was played; None: nothing was. RLlib's evaluation reads the counts of every call."""
+        """Counts and means of a rollout, or of none. RLlib's evaluation reads the counts of every call."""
         assert self.play is not None
         steps, episodes = (0, 0) if rollout is None else (rollout.env_steps(), rollout.num_copies)
         log = self.metrics.log_value
@@ -305,7 +302,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The iteration to come and, if asked for, the weights."""
+        """The next iteration and, if requested, the weights."""
         state: dict[str, Any] = {"iteration": self.iteration}
         if (parts := wanted(self, COMPONENT_RL_MODULE, components, not_components)) is not None:
             state[COMPONENT_RL_MODULE] = self.module.get_state(**parts)
@@ -314,8 +311,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take whatever `state` holds. Unlike stock runners, older weights are taken too: a restore means what it
-        says."""
+        """Load `state`. Unlike stock runners, this accepts older weights: a restore means what it says."""
         if COMPONENT_RL_MODULE in state:
             weights = state[COMPONENT_RL_MODULE]
             self.module.set_state(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights)
@@ -324,7 +320,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What makes another runner like this one."""
+        """The arguments for another runner like this one."""
         return (), {"config": self.config}
 
     @override(Checkpointable)
@@ -334,7 +330,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def assert_healthy(self) -> None:
-        """It has networks, and a core unless it only stands in for remote runners."""
+        """It has networks, and a core unless it only replaces remote runners."""
         assert self.module is not None
 
     @override(EnvRunner)
@@ -344,7 +340,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
 @contextmanager
 def _evaluated(networks: Mapping[str, nn.Module]) -> Iterator[Mapping[str, nn.Module]]:
-    """The networks in evaluation mode, put back afterwards: they may be the learner's own."""
+    """The networks in evaluation mode, restored afterwards: they may be the learner's own."""
     training = {agent: network.training for agent, network in networks.items()}
     for network in networks.values():
         network.eval()

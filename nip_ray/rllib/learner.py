@@ -1,4 +1,4 @@
-"""`ProtocolLearner`: one learner base for all our algorithms.
+"""`ProtocolLearner`: the common base of our learners.
 
 Decisions that matter here:
 - a learner gets whole rollouts as ids and tokens and rebuilds the observations of own turns itself;
@@ -9,9 +9,9 @@ Decisions that matter here:
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same
   seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
-  whether everything stayed finite is asked once per update;
-- what one part finds for another it returns: `prepare` gives `Prepared`, `losses` a `Loss` for each agent,
-  `minibatch_step` a `Step`.
+  finiteness is checked once per update;
+- parts pass results by return values: `prepare` gives `Prepared`, `losses` a `Loss` for each agent, `minibatch_step` a
+  `Step`.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -52,9 +52,8 @@ Metrics = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is
-    logged once per update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it
-    in)."""
+    """The data of an update. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> logged once
+    per update; compared: under zero knowledge, the turns whose similarity is paid for (filled in by `update`)."""
 
     agents: Mapping[str, Any]
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
@@ -63,8 +62,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class JointMinibatch:
-    """The copies of one joint minibatch: those that this learner works on, and all of them. number: counted from 0 in
-    an update; iteration: whose update, which seeds what is drawn in it."""
+    """The copies of one joint minibatch: this learner's, and all of them. number: counted from 0 in an update;
+    iteration: of the update, which seeds its draws."""
 
     number: int
     iteration: int
@@ -74,9 +73,9 @@ class JointMinibatch:
 
 @dataclass(frozen=True)
 class Loss:
-    """An agent's loss on a minibatch. value: what is minimised, a scalar; metrics: logged as means over minibatches.
+    """An agent's loss on a minibatch. value: minimised, a scalar; metrics: logged as means over minibatches.
 
-    sums: over this learner's rows, without a graph: what `after_minibatch` and `after_update` continue with.
+    sums: over this learner's rows, without a graph, for `after_minibatch` and `after_update`.
     """
 
     value: Tensor
@@ -95,8 +94,7 @@ class Step:
 
 
 class RuleSettings(Protocol):
-    """The settings that every learner reads. Those with `clip_gradients`, `minibatch_copies` or `optimizer` are
-    honoured in these, too."""
+    """The settings of every learner. `clip_gradients`, `minibatch_copies` and `optimizer` are used if present."""
 
     @property
     def lr(self) -> float:
@@ -115,7 +113,7 @@ class RuleSettings(Protocol):
 
     @property
     def max_grad_norm(self) -> float | None:
-        """Largest norm of an agent's gradient; a longer one is scaled down to it. None: gradients are not clipped."""
+        """Maximum norm of an agent's gradient; a longer one is scaled down to it. None: gradients are not clipped."""
         ...
 
 
@@ -123,15 +121,15 @@ S = TypeVar("S", bound=RuleSettings)
 
 
 class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
-    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`).
+    """Learns from rollouts. Subclasses define an agent's data (`prepare`) and loss (`losses`).
 
     S: the class of its settings. updated: the agents that learn in this update.
     """
 
     def build(self) -> None:
-        """Modules, optimizers, and whose update this is."""
+        """Modules, optimizers, and the agents of this update."""
         super().build()
-        # what RLlib's deterministic mode does to each new tensor: for nothing
+        # RLlib's deterministic mode does it to each new tensor, needlessly
         torch.utils.deterministic.fill_uninitialized_memory = False
         experiment = self.config.env_config["experiment"]
         self.seed: int = experiment["seed"]
@@ -143,7 +141,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         # by agent, over iterations; with `average_weights`, after the first
         self.averages: dict[str, dict[str, Tensor]] = {}
 
-    # of figures that are not finite
+    # of non-finite metrics
     remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"
 
     @cached_property
@@ -153,14 +151,14 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @abstractmethod
     def prepare(self, rollout: Rollout) -> Prepared:
-        """What the losses need of each agent in `self.updated` that had a turn, computed once per update with the
-        current networks."""
+        """The losses' data of each of `self.updated` with a turn, computed once per update with the current
+        networks."""
 
     def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
-        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch (see
+        """The mean loss of an agent over the rows `own`, this learner's of `all_rows` of a minibatch (see
         `normalised`).
 
-        A rule whose agents do not learn apart from each other replaces `minibatch_step` instead.
+        A rule whose agents do not learn independently overrides `minibatch_step` instead.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither a loss for each agent nor its own minibatch_step")
 
@@ -184,7 +182,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         return found
 
     def similarity_losses(self, compared: Compared, minibatch: JointMinibatch) -> dict[str, Tensor]:
-        """What the two agents that are compared under zero knowledge follow besides."""
+        """Additional losses of the two agents that are compared under zero knowledge."""
         total = compared.turns(minibatch.all_copies)
         return similarity_losses(compared, self.networks, minibatch.own_copies, total, self.updated)
 
@@ -208,13 +206,13 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         }
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
-        """Called after each minibatch with the steps that it led to."""
+        """Called after each minibatch with its steps."""
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Called after the last minibatch with the steps of all of them."""
 
     def rounds_per_copy(self, rollout: Rollout) -> int:
-        """Frames that a copy counts as, in ``minibatch_size``."""
+        """The number of frames of a copy, for ``minibatch_size``."""
         return rollout.num_rounds
 
     @override(Learner)
@@ -231,7 +229,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         """Learn from `episodes` (or ``training_data.episodes``).
 
         iteration: seeds the permutations (None: counts the updates). lr: base learning rate from now on. updated: the
-        agents that learn now (None: all); the others' weights, gradients and optimizers are not touched. Raises
+        agents that learn now (None: all); the others' weights, gradients and optimizers are unchanged. Raises
         TrainingError when a gradient is not finite; the caller's last checkpoint then still holds the last good
         weights.
         """
@@ -298,15 +296,15 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `state` holds. Unlike stock learners, older weights are taken too: a restore means what it says."""
+        """Load `state`. Unlike stock learners, this accepts older weights: a restore means what it says."""
         number_weights(self, -1)
         super().set_state(state)
 
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
-        """All that learning needs to continue, on the CPU. agents: of these (None: all).
+        """The full state of learning, on the CPU. agents: of these (None: all).
 
-        modules: the weights of the agents as they are evaluated: averages where `average_weights` is set, and then
-        `trained` holds the weights that learning continues from. optimizers: Adam's. extra: what subclasses add.
+        modules: the weights of the agents for evaluation: averages if `average_weights` is set, and then `trained` has
+        the weights that learning continues from. optimizers: Adam's. extra: from subclasses.
         """
         optimizers = {
             agent: own.state_dict() for agent, own in self.optimizers.items() if agents is None or agent in agents
@@ -318,7 +316,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         return state
 
     def learning_agents(self) -> tuple[str, ...]:
-        """Those with something to train, in the protocol's order."""
+        """Agents with trainable parameters, in the protocol's order."""
         return tuple(agent for agent in self.scenario.protocol.agents if agent in self.optimizers)
 
     def weights(self, agents: Collection[str] | None = None) -> dict[str, dict[str, Tensor]]:
@@ -343,7 +341,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         return cpu_copy(self.averages)
 
     def load_averages(self, averages: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue averaging from these (none: from the weights after the next update)."""
+        """Continue averaging from these (None: from the weights after the next update)."""
         device = self.device
         # else they would never move again
         averages = averages if getattr(self.settings, "average_weights", None) is not None else {}
@@ -352,7 +350,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         }
 
     def extra_state(self) -> dict[str, Any]:
-        """What an algorithm keeps between updates beside weights and optimizers."""
+        """State of an algorithm between updates apart from weights and optimizers."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -360,8 +358,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @contextmanager
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
-        """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they
-        were."""
+        """Noise and dropout use torch's global generators: seeded by iteration and learner here, and then restored."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(stable_seed(self.seed, "learning noise", iteration, self._world()[1]))
             yield
@@ -372,7 +369,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
             optimizer.set_learning_rate(self.own_lr(agent, lr))
 
     def own_lr(self, agent: str, lr: float) -> float:
-        """What an agent learns at where the base is `lr`: this, or its own of the config, annealed alike."""
+        """An agent's learning rate when the base is `lr`: this, or its own of the config, annealed equally."""
         own = self.config.algorithm_config_overrides_per_module.get(agent, {}).get("lr")
         return lr if own is None else own * (lr / self.settings.lr)
 
@@ -406,8 +403,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def _results(
         self, once: Mapping[str, Metrics], steps: Mapping[str, list[Step]], env_steps: int, iteration: int
     ) -> Any:
-        """Log means over the steps and what there is `once`, refuse what is not finite, and return the reduced
-        metrics."""
+        """Log means over the steps and the metrics in `once`, refuse non-finite values, and return the metrics."""
         found: dict[str, dict[str, float]] = {}
         for agent in self.networks:
             done, values = steps.get(agent, []), found.setdefault(agent, {})
@@ -433,8 +429,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
 
 def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
-    """When in the update something of an agent was first not finite: one agent's trouble reaches others through joint
-    clipping."""
+    """The first non-finite point of the update: one agent's failure reaches others through joint clipping."""
     if not all(bool(torch.isfinite(value)) for value in once.values()):
         return -1.0
     for position, step in enumerate(steps):
@@ -445,8 +440,7 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
 
 def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, nn.Module], decay: float) -> None:
     """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights);
-    what does not exist yet begins as a copy of them. Integer buffers are copied.
-    """
+    missing ones start as a copy. Integer buffers are copied."""
     for agent, network in networks.items():
         own = averages.setdefault(agent, {})
         for name, value in network.state_dict().items():
@@ -469,10 +463,10 @@ def cpu_copy(state: Any) -> Any:
 class AgentData:
     """One agent's rows with old values, advantages and value targets, each (N,).
 
-    weight_N: how much likelier what was done is under the weights of now than under those that played; None where they
-    are the same. y_N, verdicts: of a decider under ``verdict_gradient`` label and expected, the labels, and all
-    decisions of its turns; else None. only_taught: every turn was found by a search, which says all there is to learn:
-    values, advantages and targets are 0.
+    weight_N: the ratio of the actions' probabilities under the current weights to those under the playing ones; None if
+    they are the same. y_N, verdicts: for a decider under ``verdict_gradient`` label and expected, the labels, and all
+    decisions of its turns; else None. only_taught: all turns come from a search, which is the whole signal: values,
+    advantages and targets are 0.
     """
 
     rows: AgentRows
@@ -510,12 +504,12 @@ def agent_data(
 
 
 def all_taught(rows: AgentRows) -> bool:
-    """Return True if all these turns were found by a search."""
+    """Return True if all these turns come from a search."""
     return rows.taught_NFS is not None and bool(taught_turns(rows.taught_NFS).all())
 
 
 def taught_data(rows: AgentRows) -> AgentData:
-    """The data of an agent all of whose turns were found by a search."""
+    """The data of an agent all of whose turns come from a search."""
     nothing_N = torch.zeros_like(rows.log_prob_N)
     return AgentData(rows, nothing_N, nothing_N, nothing_N, only_taught=True)
 
@@ -523,10 +517,10 @@ def taught_data(rows: AgentRows) -> AgentData:
 def with_verdicts(
     data: AgentData, scenario: Scenario, network: nn.Module, rollout: Rollout, settings: Any, before: bool = True
 ) -> AgentData:
-    """`data`, for one who gives verdicts with what ``verdict_gradient`` asks for.
+    """`data` of a decider, with the additions of ``verdict_gradient``.
 
-    before: with the decisions' log-probabilities of now, of a network in evaluation mode; else they are 0. Raises
-    TrainingError where play did not keep what is needed.
+    before: include the decisions' current log-probabilities, of a network in evaluation mode; else they are 0. Raises
+    TrainingError if play did not record what is needed.
     """
     rule, rows = getattr(settings, "verdict_gradient", "sampled"), data.rows
     if rule == "sampled" or rows.agent not in scenario.protocol.verifiers:
@@ -548,11 +542,10 @@ def with_verdicts(
 def rewards_with_cuts(
     scenario: Scenario, network: nn.Module, rollout: Rollout, rows: AgentRows, value_N: Tensor, gamma: float
 ) -> Tensor:
-    """(B, R): what an agent was paid, and in the last round of a copy that was cut off also what would have followed,
-    by its value.
+    """(B, R): an agent's rewards, including in the last round of a copy that was cut off the value of its continuation.
 
-    Where another agent would have moved next, there is nothing to judge by yet: the value of its last own turn stands
-    in, as in other libraries' time-limit bootstrap. value_N: its values at `rows`.
+    If another agent would have moved next, the next state is not known yet: the value of its last own turn is used, as
+    in other libraries' time-limit bootstrap. value_N: its values at `rows`.
     """
     reward_BR = rollout.reward_BRA[:, :, scenario.protocol.agents.index(rows.agent)]
     if rollout.cut_B is None:
@@ -579,8 +572,7 @@ def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
 
 
 def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """Mean and deviation of the advantages of a whole minibatch, whoever has its rows, over turns that the agent's
-    network played."""
+    """Mean and deviation of the advantages of a whole minibatch, on all learners, over the network's turns."""
     if data.rows.taught_NFS is not None:
         all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
     return mean_and_deviation(data.advantage_N[all_rows])

@@ -1,5 +1,5 @@
-"""An agent's networks as an RLModule, a thin shell, so that scenarios need no ray; its turn (`Layout`) as one RLlib
-action."""
+"""An agent's networks as an RLModule, a thin wrapper, so that scenarios do not need Ray; its turn (`Layout`) as one
+RLlib action."""
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
@@ -22,7 +22,7 @@ from nip_ray.rllib.shared import networks_of, scenario_of
 
 
 def distribution_class(layout: Layout) -> type[TorchDistribution]:
-    """The distribution class of turns laid out like this, for RLlib's own learners and connectors."""
+    """The distribution class of turns with this layout, for RLlib's own learners and connectors."""
 
     class TurnDistribution(WithoutTorchDistribution, TorchDistribution):
         """Independent categoricals under turn masks."""
@@ -100,7 +100,7 @@ class AgentModule(TorchRLModule, ValueFunctionAPI):
 
 
 def module_spec(experiment: dict[str, Any], agents: tuple[str, ...]) -> MultiRLModuleSpec:
-    """One `AgentModule` per agent, its module id being the agent's name."""
+    """One `AgentModule` per agent; module ids are the agents' names."""
     specs = {
         agent: RLModuleSpec(module_class=AgentModule, model_config={"experiment": experiment, "agent": agent})
         for agent in agents

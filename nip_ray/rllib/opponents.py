@@ -1,4 +1,4 @@
-"""Who plays a role that is not trained in the place of its network: players without weights, by name, or a module."""
+"""Players in place of the network of a role that is not trained: players without weights, by name, or a module."""
 
 # pyright: basic, reportArgumentType=false
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from nip_ray.errors import UserError
 
 @dataclass(frozen=True)
 class Opponent:
-    """Who plays. names: of players without weights (None: a module, which no checkpoint holds); refs: the module in the
-    object store."""
+    """A player. names: of players without weights (None: a module, which is not in checkpoints); refs: the module in
+    the object store."""
 
     module: nn.Module
     names: tuple[str, ...] | None
@@ -22,8 +22,8 @@ class Opponent:
 
 
 def opponent_of(scenario: Any, role: str, given: nn.Module | str | Sequence[str], remote: bool) -> Opponent:
-    """Who plays `role`. remote: for env runners in other processes too. Raises UserError for what is no player, and for
-    names of nobody."""
+    """The player of `role`. remote: for env runners in other processes too. Raises UserError for an invalid player or
+    an unknown name."""
     if isinstance(given, nn.Module):
         if not callable(getattr(given, "groups", None)):
             raise UserError(
@@ -43,5 +43,5 @@ def opponent_of(scenario: Any, role: str, given: nn.Module | str | Sequence[str]
 
 
 def names_of(opponents: Mapping[str, Opponent]) -> dict[str, list[str] | None]:
-    """What a checkpoint holds of them."""
+    """Their form in checkpoints."""
     return {role: None if opponent.names is None else list(opponent.names) for role, opponent in opponents.items()}

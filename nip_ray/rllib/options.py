@@ -1,5 +1,4 @@
-"""What our algorithms do with each option of RLlib's `AlgorithmConfig`: one table, which `refuse_unhonoured` and the
-docs are made from.
+"""One table of how our algorithms treat each option of RLlib's `AlgorithmConfig`, for `refuse_unhonoured` and the docs.
 
 `python -m nip_ray.rllib.options` prints docs/rllib-options.md.
 """
@@ -14,7 +13,7 @@ from nip_ray.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """Options that are treated alike. text: what an honoured one does, or what to use instead of a refused one."""
+    """Options that are treated alike. text: the effect of an honoured one, or the alternative to a refused one."""
 
     options: tuple[str, ...]
     verdict: Literal["honoured", "refused", "no effect"]
@@ -234,9 +233,9 @@ OPTIONS: tuple[Row, ...] = (
 )
 
 CHECKED_APART = ("env", "policies", "policy_mapping_fn")
-"""Refused unless they are what `.experiment()` sets; see `ProtocolAlgorithmConfig.validate`."""
+"""Refused unless they have the values of `.experiment()`; see `ProtocolAlgorithmConfig.validate`."""
 SET_IN_EVALUATION = ("batch_mode", "rollout_fragment_length")
-"""What RLlib itself sets in the config of an evaluation."""
+"""Set by RLlib itself in the config of an evaluation."""
 
 REFUSED_CALLS = {
     "compute_single_action": "get_module(agent).policy(obs), or networks()",
@@ -250,12 +249,12 @@ REFUSED_CALLS = {
     "export_policy_checkpoint": "save_to_path()",
     "export_model": "networks(), which are torch modules",
 }
-"""Methods of RLlib's `Algorithm` that ours cannot honour -> what to use instead."""
+"""Methods of RLlib's `Algorithm` that ours do not support -> the alternative."""
 
 
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
-    """Raise one UserError that names every option of `config` that is refused and differs from `defaults`, a config of
-    its class."""
+    """Raise one UserError that names all refused options of `config` that differ from `defaults`, a config of its
+    class."""
     skipped = (*CHECKED_APART, *(SET_IN_EVALUATION if config.in_evaluation else ()))
     faults = [
         f"{_shown(option)}: not honoured by {type(config).__name__}, use instead: {row.text.replace('`', '')}"
@@ -269,7 +268,7 @@ def refuse_unhonoured(config: Any, defaults: Any) -> None:
 
 
 def refused_call(name: str) -> Any:
-    """A method that raises UserError with what to use instead."""
+    """A method that raises UserError with the alternative."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
         raise UserError(f"{name}: {type(self).__name__} does not have it, use instead: {REFUSED_CALLS[name]}")
@@ -283,7 +282,7 @@ def options_markdown() -> str:
 
 
 def _shown(option: str) -> str:
-    """An option as a user writes it: some are stored under another name."""
+    """An option as users write it: some are stored under another name."""
     return "framework" if option == "framework_str" else option.lstrip("_")
 
 

@@ -1,11 +1,11 @@
-"""Opponents from the past: the pool with its weights, what env runners are told of it, and what comes back from them.
+"""Opponents from the past: the pool with its weights, its messages to env runners, and their results.
 
 Decisions that matter here:
 - an env runner's copies are split: most are played among the current networks; in each of the blocks at their end one
-  agent learns, and all others that learn are one snapshot. So an iteration plays no more than without a pool, and
-  learns from fewer turns;
-- a snapshot is all learning agents as they were after one iteration: they meet their opponent as they stood together;
-- who rests by its schedule has no block; its episodes are among the current networks.
+  agent learns, and all other learners are one snapshot. So an iteration plays no more than without a pool, and learns
+  from fewer turns;
+- a snapshot has all learning agents after one iteration: opponents are met in the combination in which they trained;
+- an agent that rests by its schedule has no block; its episodes are among the current networks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,7 @@ Weights = Mapping[str, Mapping[str, Tensor]]  # agent -> the state of its networ
 
 @dataclass(frozen=True)
 class PastPlay:
-    """What an env runner is told of one share. weights: snapshot -> its weights, or, to a remote runner, [where they
-    are]."""
+    """The past opponents of one share. weights: snapshot -> its weights, or, to a remote runner, [their reference]."""
 
     blocks: Sequence[Block]
     weights: Mapping[int, Any]
@@ -51,7 +50,7 @@ class PastPlay:
 
 
 class PastOpponents:
-    """The opponents of a run. learners: those that have something to learn."""
+    """The opponents of a run. learners: the agents with trainable parameters."""
 
     def __init__(self, settings: OpponentSettings, seed: int, protocol: Protocol, learners: Sequence[str]) -> None:
         self.pool, self.agents, self.payment = OpponentPool(settings, seed), protocol.agents, protocol.payment
@@ -62,11 +61,12 @@ class PastOpponents:
         for agent in settings.agents or learners:
             if agent not in learners or not any(agent != other for other in learners):
                 raise UserError(
-                    f"opponents.agents: {agent} does not learn, or nobody else does; learners are {', '.join(learners)}"
+                    f"opponents.agents: {agent} does not learn, or no other agent does; learners are"
+                    f" {', '.join(learners)}"
                 )
 
     def take(self, iteration: int, current: Callable[[], Weights]) -> None:
-        """Take a snapshot if one is due. current: gives all weights of now."""
+        """Take a snapshot if one is due. current: returns all current weights."""
         if not self.pool.due(iteration):
             return
         everyone = current()
@@ -76,9 +76,9 @@ class PastOpponents:
             self.places.pop(dropped, None)
 
     def play(self, learning: Sequence[str], copies: int, iteration: int, share: int, remote: bool) -> PastPlay | None:
-        """What the env runner of this share plays against the past; None where there is nothing.
+        """The play of this env runner's share against the past; None if there is none.
 
-        learning: who learns in this iteration. remote: the runner is another process.
+        learning: the agents that learn in this iteration. remote: the runner is another process.
         """
         blocks = self.pool.blocks([agent for agent in self.meet if agent in learning], copies, iteration, share)
         if not blocks:
@@ -91,8 +91,7 @@ class PastOpponents:
         return PastPlay(blocks, {number: held[number] for number in sorted(drawn)})
 
     def record(self, samples: Sequence[RolloutSamples], plays: Mapping[int, PastPlay | None]) -> dict[str, Any]:
-        """Take in what was played. plays: worker -> what it was told. Returns the figures of the iteration; see
-        docs/metrics.md."""
+        """Record the results. plays: worker -> its play. Returns the metrics of the iteration; see docs/metrics.md."""
         met: dict[str, dict[int, list[float]]] = {}
         for sample in samples:
             rollout = sample.rollout.to("cpu")
@@ -121,11 +120,11 @@ class PastOpponents:
         return return_BA.clamp(least_A, most_A)
 
     def stored_weights(self) -> dict[str, Weights]:
-        """The weights of all snapshots, for checkpoints; `pool.state` is the rest."""
+        """The weights of all snapshots, for checkpoints; the rest is in `pool.state`."""
         return {str(number): own for number, own in self.weights.items()}
 
     def load(self, books: Mapping[str, Any], weights: Mapping[str, Weights]) -> None:
-        """Continue from `pool.state()` and `stored_weights()`. Raises KeyError where weights are missing."""
+        """Continue from `pool.state()` and `stored_weights()`. Raises KeyError for missing weights."""
         self.pool.load_state(books)
         self.weights = {number: weights[str(number)] for number in self.pool.snapshots}
         self.places = {}

@@ -1,7 +1,6 @@
 """PPO for independent agents, from rollouts: values and advantages over own turns, then joint minibatches.
 
-The losses are in `nip_ray.learning.policy_gradient`; here stand the config, what is done with which rows, and the
-update.
+The losses are in `nip_ray.learning.policy_gradient`; this module has the config, the data flow and the update.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -38,7 +37,7 @@ from nip_ray.rllib.learner import (
 )
 from nip_ray.settings.ppo import PPOSettings
 
-_LARGEST_LOG_WEIGHT = math.log(2.0)  # of what older weights played; the bound that REINFORCE has by default
+_LARGEST_LOG_WEIGHT = math.log(2.0)  # for rollouts with older weights; the default bound of REINFORCE
 
 
 class ProtocolPPOConfig(ProtocolAlgorithmConfig):
@@ -80,7 +79,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
 
     def set_learning_rates(self, lr: float) -> None:
-        """The base learning rate, or each agent's own where it adapts."""
+        """The base learning rate, or each agent's own if adaptive."""
         if not self.settings.adaptive_lr:
             super().set_learning_rates(lr)
             return
@@ -108,7 +107,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         return Prepared(agents, metrics)
 
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
-        """The PPO loss; advantages are normalised over all rows of the minibatch, whoever works on them.
+        """The PPO loss; advantages are normalised over all rows of the minibatch, on all learners.
 
         value_error is the mean absolute difference of value and target.
         """
@@ -127,7 +126,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         if data.weight_N is not None:
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
-        # what the rule's terms are means over: all turns where there is nothing else
+        # the rule's terms are means over these: all turns by default
         drawn_N, sampled_N = weights_of(data, own)
         message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
         played = PlayedTurns(old_log_prob_N, data.value_N[own], advantage_N, data.target_N[own], drawn_N, sampled_N)
@@ -155,7 +154,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         return Loss(sum(further.values(), loss.value), metrics, sums)
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
-        """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
+        """Adapt the KL coefficients of the agents that had rows in this minibatch, on any learner."""
         if self.settings.loss != "kl_penalty" or not prepared.agents:
             return
         seen = {agent: [step] for agent, step in steps.items()}
@@ -164,7 +163,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
             self.beta[agent] = torch.where(count > 0, moved, self.beta[agent])
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
-        """Move the adaptive learning rates, by the mean divergence of the update."""
+        """Adapt the learning rates by the mean divergence of the update."""
         if not self.settings.adaptive_lr or not prepared.agents:
             return
         for agent, (_, total, count) in self._over_learners(steps, prepared).items():
@@ -181,8 +180,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         self.lr = {**self.lr, **state.get("lr", {})}
 
     def _over_learners(self, steps: Mapping[str, Sequence[Step]], prepared: Prepared) -> dict[str, Tensor]:
-        """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of
-        them."""
+        """The sums of all steps and learners, agent by agent, in one call: a learner may lack rows of some agents."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
             [
@@ -197,12 +195,12 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
 
 @torch.no_grad()
 def as_of_now(network: nn.Module, data: AgentData, skip_silent_messages: bool) -> AgentData:
-    """What older weights played, to be learned from. Ratios are to the probabilities under the weights of now, and rows
-    weigh by how much likelier what was done is under these than when it was played, at most twice.
+    """Data of a rollout with older weights. Ratios are to the probabilities under the current weights, and rows are
+    weighted by the ratio of the actions' current probabilities to those at play, at most 2.
 
     Source: Hilton, Cobbe and Schulman, "Batch size-invariance for policy optimization", 2022, section 3: the decoupled
-    clipped objective, mean w min(rho A, clip(rho) A), whose weights w have no bound there. With ratios to the weights
-    that played, an update would begin at the edge of the clip range, to which the one before had gone.
+    clipped objective, mean w min(rho A, clip(rho) A), whose weights w have no bound there. With ratios to the playing
+    weights, an update would start at the edge of the clip range, where the previous one ended.
     """
     network.eval()
     action = data.rows.action

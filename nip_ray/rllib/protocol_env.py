@@ -17,7 +17,7 @@ from nip_ray.rllib.shared import scenario_of
 class ProtocolEnv(MultiAgentEnv):
     """One protocol copy. config: {"experiment": a dumped `ExperimentConfig`, "split": "train" (default) or "test"}.
 
-    Agents whose turn it is get an observation and are asked to act; actions are flat MultiDiscrete arrays (`Layout`).
+    Agents with a turn get an observation and must act; actions are flat MultiDiscrete arrays (`Layout`).
     ``reset(options={"id": i, "seed": s})`` starts a given instance with a given episode seed; otherwise both are drawn
     from the env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go
     to all agents that have acted so far.
@@ -45,7 +45,7 @@ class ProtocolEnv(MultiAgentEnv):
     def step(
         self, action_dict: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """Play one round with the actions of those whose turn it is."""
+        """Play one round with the actions of the agents that have a turn."""
         self.acted.update(action_dict)
         paid = self.single.step(action_dict)
         done, cut = self.play.finished, self.single.cut

@@ -1,4 +1,4 @@
-"""The learning rules that configs can name; `nip_ray.plugins.register_algorithm` adds one of a user's own."""
+"""The learning rules that configs can name; `nip_ray.plugins.register_algorithm` adds your own."""
 
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.dqn import ProtocolDQNConfig

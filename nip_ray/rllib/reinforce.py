@@ -1,6 +1,6 @@
 """REINFORCE for independent agents: the reward to go within the episode, or advantages of a critic.
 
-The loss is in `nip_ray.learning.policy_gradient`; here stand the config, and what is done with which rows.
+The loss is in `nip_ray.learning.policy_gradient`; this module has the config and the data flow.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -63,8 +63,7 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Rows with what their log-probabilities are weighted by: discounted reward to go, or generalised
-        advantages."""
+        """Rows with the weights of their log-probabilities: discounted reward to go, or generalised advantages."""
         agents, metrics = {}, {}
         for index, agent in enumerate(self.scenario.protocol.agents):
             if agent not in self.updated:
@@ -90,7 +89,7 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
         return Prepared(agents, metrics)
 
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
-        """-mean log pi * weight, minus the entropy bonus, plus the critic's loss where there is one."""
+        """-mean log pi * weight, minus the entropy bonus, plus the critic's loss if there is one."""
         settings, rows, network = self.settings, data.rows, self.networks[agent]
         with_critic = settings.baseline == "critic"
         obs = rows.obs_of(own)
@@ -104,7 +103,7 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
         weight_N = data.advantage_N[own]
         if settings.normalize_advantage:
             weight_N = normalised(data, own, all_rows)
-        # what the rule's terms are means over: all turns where there is nothing else
+        # the rule's terms are means over these: all turns by default
         drawn_N, sampled_N = weights_of(data, own)
         weight_N = weight_N if sampled_N is None else weight_N * sampled_N
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)

@@ -1,4 +1,4 @@
-"""What a process needs of an experiment, built once and shared by its env runner, its learner and its modules."""
+"""The parts of an experiment, built once per process and shared by its env runner, its learner and its modules."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from nip_ray.protocols import PROTOCOLS
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
 
-_PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
+_PARTS = ("plugins", "protocol", "scenario", "algorithm")  # the parts that a scenario depends on
 
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
-    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in
-    other parts alone.
+    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; shared by experiments that
+    differ only in other parts.
 
-    It is built again when a file that it names has changed, and when its protocol or its scenario was registered again.
+    It is rebuilt when a file that it names has changed, and when its protocol or its scenario was registered again.
     """
     import_plugins(experiment.get("plugins", ()))
     text = json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True)
@@ -33,26 +33,26 @@ def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") 
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:
-    """Fresh networks of all agents, equal in every process."""
+    """New networks of all agents, equal in every process."""
     config = ExperimentConfig.model_validate(experiment)
     return build_agents(scenario_of(experiment), config.scenario, config.seed)
 
 
 @lru_cache(maxsize=4)
 def _scenario(text: str, device: str, registered: tuple[Any, ...], marked: tuple[Mark, ...]) -> Scenario:
-    """registered, marked: see `_registered` and `_files`; part of the key alone."""
+    """registered, marked: see `_registered` and `_files`; only part of the key."""
     config = ExperimentConfig.model_validate_json(text)
     return played_scenario(config.protocol, config.scenario, config.algorithm).to(device)
 
 
 def _registered(experiment: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is registered now under the names of the experiment's protocol and scenario."""
+    """The current registrations under the names of the experiment's protocol and scenario."""
     protocol, scenario = (experiment.get(part, {}).get("name") for part in ("protocol", "scenario"))
     return PROTOCOLS.get(protocol), SCENARIOS.get(scenario), ADDED["scenario"].get(scenario)
 
 
 def _files(settings: Any, key: str = "scenario") -> Iterator[str]:
-    """Every file, and every folder under a key that is a path, that settings, as plain data, name."""
+    """Every file, and every folder under a key that is a path, named in settings as plain data."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from _files(value, f"{key}.{name}")

@@ -1,11 +1,10 @@
-"""What zero knowledge adds to learning: the gradient of the similarity payment through logits.
+"""The learning part of zero knowledge: the gradient of the similarity payment through logits.
 
 The similarity that the simulator is paid for, and the adversarial verifier pays, is a function of their logits, not of
-what was drawn from them. A score-function estimate of its gradient has mean zero in the very turn that is compared; so
-both follow the derivative of the payment through their own logits as well, the other's held fixed. Source of the
-payment: Hammond and Adam-Day, "Neural interactive proofs", ICLR 2025; the gradient is that of an expectation whose
-integrand depends on the parameters (Schulman et al., "Gradient estimation using stochastic computation graphs", 2015,
-theorem 1).
+their draws. A score-function estimate of its gradient has mean zero in the compared turn; so both also follow the
+derivative of the payment through their own logits, with the other's fixed. Source of the payment: Hammond and Adam-Day,
+"Neural interactive proofs", ICLR 2025; the gradient is that of an expectation whose integrand depends on the parameters
+(Schulman et al., "Gradient estimation using stochastic computation graphs", 2015, theorem 1).
 """
 
 from collections.abc import Collection, Mapping
@@ -23,28 +22,27 @@ from nip_ray.protocols import ZeroKnowledge
 
 @dataclass(frozen=True)
 class Compared:
-    """The turns of the adversarial verifier and of the simulator in a rollout, and what is paid for their similarity
-    (zero knowledge)."""
+    """The turns of the adversarial verifier and of the simulator in a rollout, and payments for their similarity."""
 
     extra: ZeroKnowledge
     adversary: AgentRows
     simulator: AgentRows
 
     def turns(self, copies: Tensor) -> int:
-        """How many turns both have in some copies."""
+        """The number of common turns in some copies."""
         return len(self.adversary.beside(self.simulator, copies)[0])
 
 
 def compared_turns(scenario: Scenario, rollout: Rollout, extra: ZeroKnowledge) -> Compared:
-    """What there is to compare in `rollout`."""
+    """The comparable turns in `rollout`."""
     return Compared(extra, own_rows(scenario, rollout, extra.adversary), own_rows(scenario, rollout, extra.simulator))
 
 
 def similarity_losses(
     compared: Compared, networks: Mapping[str, nn.Module], own_copies: Tensor, total: int, updated: Collection[str]
 ) -> dict[str, Tensor]:
-    """Minus the mean similarity payment of the two agents, as far as they are in `updated`: this learner's share of the
-    mean over all turns that both have in the minibatch, of which there are `total`."""
+    """Minus the mean similarity payment of those of the two agents in `updated`: this learner's share of the mean over
+    all `total` common turns in the minibatch."""
     adversary_K, simulator_K = compared.adversary.beside(compared.simulator, own_copies)
     extra, found = compared.extra, {}
     if len(adversary_K) == 0:

@@ -1,5 +1,4 @@
-"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from what was
-right.
+"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from the label.
 
 The loss is in `nip_ray.learning.policy`.
 """
@@ -24,8 +23,7 @@ from nip_ray.settings.solo import SoloSettings
 
 
 class SoloAgentConfig(ProtocolAlgorithmConfig):
-    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol in which the agent plays
-    alone."""
+    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol for an agent alone."""
 
     settings_class = SoloSettings
 
@@ -50,7 +48,7 @@ class SoloAgent(ProtocolAlgorithm):
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """The rows of round 0, when nothing has been said, with their labels (N,)."""
+    """The rows of round 0, without any messages, with their labels (N,)."""
 
     rows: AgentRows
     y_N: Tensor

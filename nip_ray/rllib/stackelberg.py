@@ -1,14 +1,14 @@
 """Opponent shaping from rollouts: SPG, LOLA, SOS and their clipped variants.
 
-The mathematics is in `nip_ray.learning.shaping`; here stand the config, what is done with which rows, and the update.
+The mathematics is in `nip_ray.learning.shaping`; this module has the config, the data flow and the update.
 
 Decisions that matter here:
-- an agent's objective depends on everyone's actions, so every agent's critic judges every round, not only its own
-  turns, and its advantage weighs the scores of whoever acted;
-- an agent that does not learn in this iteration does not respond either: nobody counts on it as a follower;
-- an agent's entropy bonus is part of the objective that its leaders see through; critics add their plain gradients;
-- first-order factors and Hessian-vector products are summed over learners before anything is multiplied, so several
-  learners give the numbers of one.
+- an agent's objective depends on all actions, so its critic judges every round, not only its own turns, and its
+  advantage weights the scores of the acting agents;
+- an agent that does not learn in this iteration does not respond either: it is not treated as a follower;
+- an agent's entropy bonus is part of the objective that its leaders see; critics add their plain gradients;
+- first-order factors and Hessian-vector products are summed over learners before any multiplication, so several
+  learners give the results of one.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -53,7 +53,7 @@ class StackelbergPGConfig(ProtocolAlgorithmConfig):
 
 
 class StackelbergPG(ProtocolAlgorithm):
-    """Leaders who foresee how followers learn; the update is `StackelbergLearner`'s."""
+    """Leaders that anticipate the learning of followers; the update is `StackelbergLearner`'s."""
 
     @classmethod
     @override(Algorithm)
@@ -76,8 +76,8 @@ class ShapedData:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What the agents' networks say of a minibatch of K copies: log-probabilities (K, R, A), now and when it was
-    played; by agent the mean entropy and the critic's loss, both as this learner's share."""
+    """The outputs of the agents' networks on a minibatch of K copies: log-probabilities (K, R, A), now and at play; by
+    agent the mean entropy and the critic's loss, both as this learner's share."""
 
     log_prob_KRA: Tensor
     old_log_prob_KRA: Tensor
@@ -86,10 +86,10 @@ class _Scores:
 
 
 class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
-    """Joint updates of all agents by the variant that the settings name."""
+    """Joint updates of all agents by the configured variant."""
 
     def build(self) -> None:
-        """Also who leads whom, and each agent's actor parameters."""
+        """Also the leaders and followers, and each agent's actor parameters."""
         super().build()
         self.actors: dict[str, list[nn.Parameter]] = {}
         self.step_factors: dict[str, float] = {}
@@ -102,13 +102,13 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         self.inverses: Inverses = {}
 
     def set_learning_rates(self, lr: float) -> None:
-        """Also remembered as the step that followers are supposed to take."""
+        """Also stored as the assumed step of followers."""
         super().set_learning_rates(lr)
         self.iteration_lr = lr
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Rows, values and advantages of every agent that learns, in all rounds played."""
+        """Rows, values and advantages of every learning agent, in all rounds played."""
         settings, agents = self.settings, {}
         for index, agent in enumerate(self.scenario.protocol.agents):
             if agent not in self.updated:
@@ -126,8 +126,7 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         return Prepared(agents)
 
     def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
-        """A step of all agents: actors along their directions, and everything along the plain gradients of critics on
-        top.
+        """A step of all agents: actors along their directions, plus the plain gradients of critics.
 
         direction_norm is that of the actor's direction before the critic's gradient is added.
         """
@@ -201,7 +200,7 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         deciders = [agent for agent in protocol.deciders if agent != protocol.chooser]
         sequence = self.settings.stackelberg_sequence or default_sequence(protocol.agents, deciders)
         led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
-        # that learn now
+        # the learners of this update
         followers = {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}
         return {
             "parameters": {agent: self.actors[agent] for agent in agents},
@@ -214,7 +213,7 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         }
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
-        """Products with inverse Hessians to be used again: nystrom's for some minibatches, the others' never."""
+        """Products with inverse Hessians to reuse: nystrom's for some minibatches, the others' never."""
         if self.settings.ihvp != "nystrom" or minibatch.number % self.settings.ihvp_refresh == 0:
             self.inverses = {}
         return self.inverses
@@ -252,9 +251,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         )
 
     def _plain_gradient(self, agent: str, loss: Tensor) -> Tensor:
-        """The gradient of `loss`, flat over all that the agent's optimizer moves, of all learners."""
+        """The gradient of `loss`, flat over all parameters of the agent's optimizer, over all learners."""
         parameters = self.optimizers[agent].parameters
-        if not loss.requires_grad:  # none of its rows are this learner's
+        if not loss.requires_grad:  # this learner has none of its rows
             return self._sum_over_learners(torch.cat([torch.zeros_like(p).reshape(-1) for p in parameters]))
         found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
         parts = [
@@ -279,7 +278,7 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         return torch.stack(columns, -1)
 
     def _set_gradients(self, agent: str, shaped: Tensor, plain: Tensor) -> None:
-        """Actors move along `shaped`, and everything along `plain`."""
+        """Move actors along `shaped`, and all parameters along `plain`."""
         gradients = dict(
             zip(self.optimizers[agent].parameters, plain.split([p.numel() for p in self.optimizers[agent].parameters]))
         )
@@ -302,7 +301,7 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
 
 
 def _row_grid(data: Mapping[str, ShapedData]) -> Tensor:
-    """(B, R): the rows of any agent, since all have one for every round that was played; -1 where none was."""
+    """(B, R): the rows of any agent, since all have one for every round that was played; -1 elsewhere."""
     return next(iter(data.values())).rows.row_BR
 
 

@@ -1,3 +1,1 @@
-"""An experiment from start to end: the run folder, checkpoints that are written whole or not at all and verified when
-read, the metrics file, and resuming.
-"""
+"""An experiment from start to end: the run folder, atomic and verified checkpoints, the metrics file, and resuming."""

@@ -1,15 +1,13 @@
-"""`run_experiment`: from a config to a trained verifier in a run folder, and `resume_experiment`: from wherever it was
-stopped.
+"""`run_experiment`: from a config to a trained verifier in a run folder; `resume_experiment`: from where it stopped.
 
 Decisions that matter here:
 - a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped
   and made again;
 - nothing random has a state to save: every draw is seeded by (seed, purpose, iteration), so checkpoints hold weights,
-  optimizers and counters only, and a resumed run gives the numbers of one that was never stopped (CPU, same machine
-  kind);
-- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any
+  optimizers and counters only, and a resumed run is identical to an uninterrupted one (CPU, same machine kind);
+- the final evaluation and the report are made from the last checkpoint's weights, so that they can be repeated at any
   time;
-- what runs language agents is imported where a config is of one, so that runs of networks do without.
+- code for language agents is imported only for configs of language agents.
 """
 
 import asyncio
@@ -49,12 +47,12 @@ def run_experiment(
     *,
     quiet: bool = False,
 ) -> ExperimentResult:
-    """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
+    """Train as in `config`, in the new run folder `run_dir` (None: ``runs/NAME-seedSEED``).
 
-    config: or its keys as in YAML, or a YAML file, or the folder of a run whose config is used again.
+    config: a config, its keys as in YAML, a YAML file, or the folder of a run whose config is reused.
 
-    Raises UserError for a config or a folder that cannot work, before Ray starts or a call is made; TrainingError when
-    training breaks down, or the budget of language agents is spent, with everything saved that was paid for.
+    Raises UserError for an unusable config or folder, before Ray starts or a call is made; TrainingError when training
+    fails, or the budget of language agents is spent, with all paid results saved.
     """
     config = config_of(config)
     check(config)
@@ -78,12 +76,12 @@ def run_experiment(
 def resume_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
-    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet), one of
-    language agents from the stage that was begun last.
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet), a run of
+    language agents from the stage that was started last.
 
     iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example
-    ``learners.num_learners=2``. Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or
-    the new total is below what is done or changes an annealed learning rate.
+    ``learners.num_learners=2``. Raises UserError when `run_dir` is not a run, its checkpoints belong to another config,
+    or the new total is below the finished iterations or changes an annealed learning rate.
     """
     with RunFolder.open(run_dir) as folder:
         if (folder.path / EXPORTED).is_file():
@@ -92,18 +90,18 @@ def resume_experiment(
                 " base_run"
             )
         stored = load_config(folder.path / CONFIG, checked=False)
-        is_finished(folder)  # a damaged name of the run is told of before anything is changed
-    # what may not be changed is refused of a run that another process holds, too
+        is_finished(folder)  # a damaged name of the run raises before anything changes
+    # forbidden changes are refused also while another process holds the run
     resumed_config(stored, settings, iterations)
     with RunFolder.open(run_dir, write=True) as folder:
-        # again: who held the folder before may have changed it
+        # again: the previous owner of the folder may have changed it
         stored = load_config(folder.path / CONFIG, checked=False)
         config = resumed_config(stored, settings, iterations)
         if isinstance(config, TextExperimentConfig):
             return _resume_text(config, folder, quiet)
         check_trackers(config.tracking)
         session = Session(config, folder, quiet=quiet)
-        checkpoint = session.newest()  # refuses before anything is changed
+        checkpoint = session.newest()  # raises before anything changes
         rows = folder.metrics()
         total = stopped_at(rows, config.stop) or config.iterations
         whole = [row["iteration"] for row in rows] == list(range(1, total + 1))
@@ -122,10 +120,9 @@ def resume_experiment(
 def resume_as(
     config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str, *, quiet: bool = False
 ) -> ExperimentResult:
-    """Resume the run in `run_dir`, which `config` is that of, with what `config` says otherwise; a run that is finished
-    stays as it is.
+    """Resume the run in `run_dir` with the changes in `config`; a finished run stays as it is.
 
-    Raises UserError where `config` differs in what a resumed run may not change.
+    Raises UserError if `config` differs in a setting that a resumed run may not change.
     """
     folder = RunFolder.open(run_dir)
     know(config.plugins)
@@ -139,7 +136,7 @@ def resume_as(
 
 
 def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult:
-    """Start the session, from a checkpoint if there is one, and play it to its end."""
+    """Start the session, from a checkpoint if there is one, and run it to its end."""
     try:
         session.start(checkpoint)
         return ExperimentResult(session.folder.path, to_the_end(session), session.iteration)
@@ -150,8 +147,7 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
 def _ended(
     folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool, total: int
 ) -> ExperimentResult | None:
-    """Print and return the result of a run of `total` iterations that is finished under its present config; None for
-    any other."""
+    """Print and return the result of a run of `total` iterations, finished under its config; None for any other."""
     if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
         return None
     if not quiet:
@@ -163,11 +159,10 @@ def _ended(
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
-    """Read what the user wrote (data, plugins, other runs) before a run folder is made for it. What is built is kept
-    for the run.
+    """Read the user's files (data, plugins, other runs) before a run folder is made for them. Kept for the run.
 
-    run_dir: the folder that it will have, beside which artifacts are kept that had to be fetched (none: they are not
-    kept). Raises UserError for what cannot be read or does not fit.
+    run_dir: its future folder, beside which fetched artifacts are kept (None: not kept). Raises UserError for
+    unreadable or inconsistent input.
     """
     solo_run_score(config)
     data = getattr(config.scenario, "data", None)
@@ -218,9 +213,9 @@ def _resume_text(config: TextExperimentConfig, folder: RunFolder, quiet: bool) -
 
 
 def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "tuple[Prepared, TextState]":
-    """What a run of language agents continues with: from where it stands in `folder`, from the beginning in a new one.
+    """The input and state of a run of language agents: its state in `folder`, or the beginning in a new one.
 
-    known: the file of what providers were found able to do.
+    known: the file of the providers' known abilities.
     """
     from nip_ray.text.parts import (
         STATE,
@@ -233,7 +228,7 @@ def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "
     )
     from nip_ray.text.training.trainer import new_state
 
-    if not (folder.path / STATE).is_file():  # killed before the first stage began
+    if not (folder.path / STATE).is_file():  # killed before the first stage
         save_state(folder, new_state(config))
     state = reopened(load_state(folder), config)
     store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
@@ -241,10 +236,9 @@ def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "
 
 
 def reopened(state: "TextState", config: TextExperimentConfig) -> "TextState":
-    """`state` under a config whose number of iterations may have changed: a run that was over continues where it would
-    not have ended.
+    """`state` under a config whose number of iterations may have changed: a finished run continues if now longer.
 
-    Raises UserError when more iterations are done already.
+    Raises UserError when more iterations are already done.
     """
     if state.iteration > config.iterations:
         raise UserError(f"iterations: {state.iteration} are done already; ask for more than that")

@@ -1,8 +1,7 @@
-"""Starting from another run's agents: their weights, and with them their observation statistics, from a verified
-checkpoint.
+"""Start from another run's agents: their weights and observation statistics, from a verified checkpoint.
 
-An agent fits when its network settings there and here are the same, but for those that only say how it was started or
-is trained, and when every tensor has the same shape (which also depends on rounds, channels and the scenario).
+An agent fits if both its network settings are the same, except those about initialisation and training, and if every
+tensor has the same shape (which also depends on rounds, channels and the scenario).
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,18 +23,16 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.storage.sources import run_folder
 
 _SHAPES_SHOWN = 3
-_FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # ends of names
+_FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # name suffixes
 
 
 def initial_weights(
     config: ExperimentConfig, run_dir: Path | None = None
 ) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """(agent -> the state that its network starts with, what was passed over on the way) for all of
-    `config.initial_weights`.
+    """(agent -> the initial state of its network, notes on skipped checkpoints) for all of `config.initial_weights`.
 
-    run_dir: of the run that starts with them, beside which artifacts are kept that had to be fetched (none: they are
-    not kept). Raises UserError where a run, its checkpoint or the agent in it is missing or damaged, and where the
-    agent does not fit.
+    run_dir: of the new run, beside which fetched artifacts are kept (None: not kept). Raises UserError if a run, its
+    checkpoint or the agent in it is missing or damaged, and if the agent does not fit.
     """
     if not config.initial_weights:
         return {}, []
@@ -71,8 +68,7 @@ def initial_weights(
 
 
 def put_weights(algorithm: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Give an algorithm that has not trained yet these entries of its networks' states, on all its learners and
-    runners."""
+    """Load these entries of its networks' states into an untrained algorithm, on all learners and runners."""
     state = algorithm.training_state()
     modules = {agent: {**own, **weights.get(agent, {})} for agent, own in state["modules"].items()}
     algorithm.load_training_state({**state, "modules": modules})
@@ -92,12 +88,12 @@ def _opened(where: str, source: WeightSource, beside: Path | None) -> tuple[Expe
 def _faults(
     theirs: ExperimentConfig, other: str, ours: ExperimentConfig, agent: str, differing: Mapping[str, str]
 ) -> Iterator[str]:
-    """What makes the agents differ: settings, and tensors (`differing`: name -> both shapes in words)."""
+    """Differences of the agents: settings, and tensors (`differing`: name -> both shapes in words)."""
     if theirs.scenario.name != ours.scenario.name:
         yield f"scenario.name is {theirs.scenario.name} there and {ours.scenario.name} here"
         return
     there, here = _network_settings(theirs, other), _network_settings(ours, agent)
-    if differing:  # only then may the surroundings matter
+    if differing:  # only then the surroundings matter
         there, here = {**there, **_surroundings(theirs)}, {**here, **_surroundings(ours)}
     yield from (f"{name} is {there[name]} there and {here[name]} here" for name in here if there[name] != here[name])
     yield from list(differing.values())[:_SHAPES_SHOWN]
@@ -106,12 +102,12 @@ def _faults(
 
 
 def _network_settings(config: ExperimentConfig, agent: str) -> dict[str, Any]:
-    """What says which functions an agent's network can compute, by name."""
+    """The settings that determine the functions an agent's network can compute, by name."""
     return {name: value for name, value in asdict(agent_settings(config, agent)).items() if not name.endswith(_FREE)}
 
 
 def _surroundings(config: ExperimentConfig) -> dict[str, Any]:
-    """What shapes may depend on beside the agent's own settings, by name."""
+    """Settings, apart from the agent's own, that shapes may depend on, by name."""
     plain = {
         name: value
         for name, value in asdict(config.scenario).items()
@@ -121,7 +117,7 @@ def _surroundings(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _differing(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, str]:
-    """The tensors that are missing or of another shape, and how."""
+    """Tensors that are missing or of another shape, with the difference."""
 
     def shape(state: Mapping[str, Tensor], name: str) -> str:
         return " x ".join(map(str, state[name].shape)) or "one number" if name in state else "missing"

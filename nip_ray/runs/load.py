@@ -1,4 +1,4 @@
-"""A run's results as tables of pandas, read from its folder without Ray, torch or the run's plugins."""
+"""A run's results as pandas tables, read from its folder without Ray, torch or the run's plugins."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _EVALUATION = "evaluation.json"
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run folder as it was when it was read.
+    """A run folder at the time of reading.
 
-    config: its config, {} where that cannot be parsed. evaluation: the content of `evaluation.json`, {} before the
-    final evaluation. metrics: a row for each iteration, indexed by `iteration`, a column for each key of
-    docs/metrics.md, NaN where an iteration lacks it. instances: a row for each recorded episode; `transcript` (the
-    file), `episode` (its place in the file, from 0), `iteration`, `instance`, `label`, `verdict`, `correct`, `length`
-    (rounds) and more, with one column `reward/AGENT` for each agent and `votes/MEMBER` for each member of a panel.
-    dialogues: a row for each message; `transcript`, `episode`, `iteration`, `instance`, `round`, `agent`, `channel`,
-    `message` (text, or a list of symbols), `decision`, and `probabilities/VERDICT`.
+    config: its config, {} if that cannot be parsed. evaluation: the content of `evaluation.json`, {} before the final
+    evaluation. metrics: a row for each iteration, indexed by `iteration`, a column for each key of docs/metrics.md, NaN
+    if an iteration lacks it. instances: a row for each recorded episode; `transcript` (the file), `episode` (its place
+    in the file, from 0), `iteration`, `instance`, `label`, `verdict`, `correct`, `length` (rounds) and more, with one
+    column `reward/AGENT` for each agent and `votes/MEMBER` for each member of a panel. dialogues: a row for each
+    message; `transcript`, `episode`, `iteration`, `instance`, `round`, `agent`, `channel`, `message` (text, or a list
+    of symbols), `decision`, and `probabilities/VERDICT`.
     """
 
     path: Path
@@ -45,7 +45,7 @@ def load_run(folder: Path | str) -> LoadedRun:
     """
     pandas = require("pandas", "pandas")
     run = RunFolder.open(folder)
-    rows = {row["iteration"]: row for row in run.metrics()}  # an iteration that was repeated counts once
+    rows = {row["iteration"]: row for row in run.metrics()}  # a repeated iteration counts once
     episodes = [
         (name, number, record) for name in run.transcript_names() for number, record in enumerate(_records(run, name))
     ]

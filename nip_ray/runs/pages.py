@@ -1,9 +1,9 @@
-"""Pages that are served while somebody looks at them: to GET and HEAD, on this machine alone unless told otherwise, and
-nothing is written.
+"""A read-only web server for pages: GET and HEAD only, on this machine alone by default.
 
 Decisions that matter here:
-- what may be asked for is decided by whoever makes the pages (`Pages.answer`): no path is a path of the file system;
-- a request by another name than the server's own (`nip_ray.cluster.own_address`) is refused before anything is read.
+- `Pages.answer` determines the valid addresses: no path is a path of the file system;
+- a request with another host name than the server's own (`nip_ray.cluster.own_address`) is refused before anything is
+  read.
 """
 
 import platform
@@ -30,7 +30,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent: a text in UTF-8, of which kind, and the status."""
+    """A response: a text in UTF-8, its content type, and the status."""
 
     body: bytes
     kind: str = "text/html"
@@ -38,24 +38,23 @@ class Answer:
 
 
 class Pages(Protocol):
-    """What a `PageServer` serves."""
+    """The content of a `PageServer`."""
 
     def answer(self, path: str) -> Answer | None:
-        """What is at `path` (with its query, as it was sent); None where nothing is. A UserError is answered with its
-        text."""
+        """The response for `path` (with its query, as received); None for an unknown one. A UserError becomes a
+        response with its text."""
         ...
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves `Pages`. port: 0 for any free one; `url` says which it became. host: an address of this machine, or a name
-    for one."""
+    """Serves `Pages`. port: 0 for any free one; `url` has the result. host: an address or name of this machine."""
 
     daemon_threads = True
     request_queue_size = 1024
-    """Connections that wait to be taken: those beyond are dropped, and tried again seconds later."""
+    """Maximum number of pending connections: others are dropped, and retried seconds later."""
 
     def __init__(self, pages: Pages, port: int = 0, host: str = ADDRESS) -> None:
-        """Raises UserError when the port, or the address, cannot be had."""
+        """Raises UserError if the port or the address is not available."""
         self.pages, self.host = pages, host
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -64,27 +63,27 @@ class PageServer(ThreadingHTTPServer):
             reason = error.strerror if isinstance(error, OSError) else "it must be below 65536"
             if host != ADDRESS and not _can_be_bound(host, self.address_family):
                 raise UserError(
-                    f"--host {host}: is no address of this machine ({reason}); name one, or 0.0.0.0 for all of them"
+                    f"--host {host}: is not an address of this machine ({reason}); name one, or 0.0.0.0 for all of them"
                 ) from None
             raise UserError(
                 f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one"
             ) from None
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader who went away in the middle of an answer is none; anything else is shown."""
+        """Ignore readers who disconnect during a response; report everything else."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
-        """Where the pages are."""
+        """The address of the pages."""
         host = platform.node() if self.host in EVERY else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
     def serve(self, told: Callable[[str], None]) -> None:
-        """Serve until Ctrl-C. told: hears the address, once it can be asked."""
+        """Serve until Ctrl-C. told: called with the address, once it accepts requests."""
         told(self.url)
-        with suppress(KeyboardInterrupt):  # how it is meant to end
+        with suppress(KeyboardInterrupt):  # the normal end
             self.serve_forever(poll_interval=0.2)
 
     def is_own(self, host: str) -> bool:
@@ -93,15 +92,15 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of what the pages answer. Everything else is refused by what it is made of."""
+    """GET and HEAD of the pages' responses; the base class refuses everything else."""
 
     server: PageServer
     server_version, sys_version = "nip-ray", ""
     protocol_version = "HTTP/1.1"
-    timeout = 30  # seconds for a request to come in: a silent client must not hold a thread
+    timeout = 30  # seconds for a request to arrive: a silent client must not hold a thread
 
     def do_GET(self) -> None:
-        """What the pages have there, or nothing."""
+        """Send the response of the pages, or 404."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not self.server.is_own(hosts[0]):
             self._send(Answer(b"this address answers to its own name only\n", "text/plain", 421))
@@ -115,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: requests are the reader's own."""
+        """Do not log requests."""
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.code)
@@ -128,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _can_be_bound(host: str, family: socket.AddressFamily) -> bool:
-    """Return True if an address is one of this machine's."""
+    """Return True if an address belongs to this machine."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind((host, 0))

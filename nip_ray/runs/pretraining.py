@@ -1,14 +1,13 @@
 """Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the
-experiment begins.
+experiment.
 
 Decisions that matter here:
-- an agent starts with the very weights, and the observation statistics, that the experiment would give it, and gets
-  only its body back (with `include_heads` also the head that decides, if it decides in the experiment too);
-- learning-rate factors do not count here: a body that is to be pretrained and then left alone has factor 0 in the
-  experiment;
-- results are cached by content: the key is a hash of all that training reads, down to the first weights and every
-  observation, so that neither a moved data file nor a changed one gives the wrong body. A file of the cache is written
-  in one step and verified before it is read; a damaged one is trained again.
+- an agent starts with the same weights and observation statistics as in the experiment, and only its body is returned
+  (with `include_heads` also the decision head, if it decides in the experiment too);
+- learning-rate factors are ignored: a body that is pretrained and then frozen has factor 0 in the experiment;
+- results are cached by content: the key is a hash of all inputs of training, including initial weights and
+  observations, so that neither a moved data file nor a changed one gives the wrong body. A cache file is written in one
+  step and verified before it is read; a damaged one is trained again.
 Source: the pretraining of Hammond and Adam-Day's library, with bodies that do learn.
 """
 
@@ -42,18 +41,17 @@ from nip_ray.version import __version__
 
 FORMAT = "nip_ray.pretrained"
 VERSION = 1
-_BATCH = 512  # instances at once where nothing is learned
+_BATCH = 512  # instances at once without learning
 
 Report = Callable[[str, int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What pretraining made of one agent.
+    """The result of pretraining one agent.
 
     weights: entries of the state of its network in the experiment. figures: plain JSON values: `loss` and `accuracy` by
-    epoch, `held_out` accuracy with its interval, the cache's `key`, and whether it was `cached`. notes: what somebody
-    ought to be told.
+    epoch, `held_out` accuracy with its interval, the cache's `key`, and whether it was `cached`. notes: for the user.
     """
 
     weights: dict[str, Tensor]
@@ -62,12 +60,10 @@ class Pretrained:
 
 
 def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None) -> dict[str, Pretrained]:
-    """Train the agents that `config.pretraining` names, or take them from the folder `cache`, in which results are
-    kept.
+    """Train the agents in `config.pretraining`, or load them from the cache folder `cache`.
 
-    report: called with (agent, epochs done, {"loss", "accuracy"}) after each epoch that is trained.
-    Raises UserError for an agent that has nothing to pretrain or a folder that cannot be written, TrainingError for a
-    loss that is not finite.
+    report: called with (agent, epochs done, {"loss", "accuracy"}) after each trained epoch. Raises UserError for an
+    agent that has nothing to pretrain or a folder that cannot be written, TrainingError for a non-finite loss.
     """
     import_plugins(config.plugins)
     real = played_scenario(config.protocol, config.scenario, config.algorithm)
@@ -83,8 +79,7 @@ def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None
 
 @dataclass(frozen=True)
 class _Pupil:
-    """An agent alone, in one round. body, head: names of the entries of its network's state that its decision depends
-    on."""
+    """An agent alone, in one round. body, head: names of its network's state entries that decisions depend on."""
 
     agent: str
     round: int
@@ -99,7 +94,7 @@ class _Pupil:
         return [parameter for name, parameter in self.network.named_parameters() if name in names]
 
     def silent_turns(self, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """What it sees of some instances in its round if nobody has said anything, and their labels (N,)."""
+        """Its observations of some instances in its round without any messages, and their labels (N,)."""
         scenario = self.scenario
         id_N = id_N.to(scenario.label_I.device)
         protocol = scenario.protocol
@@ -111,13 +106,13 @@ class _Pupil:
 
 
 def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) -> _Pupil:
-    """The agent in its own scenario, with the first weights that it has in the experiment."""
+    """The agent in its own scenario, with its initial weights of the experiment."""
     alone = played_scenario(config.protocol, config.scenario, SoloSettings(agent=agent)).to(_device(config))
     network = alone.build_agent(agent, stable_seed(config.seed, "agent", agent))
     first, own = fresh[agent].state_dict(), network.state_dict()
     kept = {name: value for name, value in first.items() if name in own and value.shape == own[name].shape}
     network.load_state_dict({**own, **kept})
-    network.to(_device(config)).eval()  # no noise yet, and running statistics stay as they are
+    network.to(_device(config)).eval()  # no noise yet, and running statistics do not change
     body = network.body()  # type: ignore[operator]
     if body is None:
         raise UserError(f"pretraining.agents: {agent!r} has no body that could be trained; leave it out")
@@ -137,7 +132,7 @@ def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) ->
 def _learned(
     config: ExperimentConfig, pupil: _Pupil, cache: Path, report: Report
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """(weights by part, figures, notes): from the cache, or trained and then kept there."""
+    """(weights by part, figures, notes): from the cache, or trained and then stored there."""
     key = _key(config, pupil)
     path = cache / f"{key}.pt"
     notes: tuple[str, ...] = ()
@@ -153,7 +148,7 @@ def _learned(
 
 
 def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Report) -> dict[str, Any]:
-    """Train the network of `pupil`; returns its weights by part, on the CPU, and the figures."""
+    """Train the network of `pupil`; return its weights by part, on the CPU, and the metrics."""
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
     for epoch, found in enumerate(_epochs(pupil, settings, seed)):
         if not math.isfinite(found["loss"]):
@@ -194,7 +189,7 @@ def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator
 
         order = torch.randperm(len(ids), generator=generator(seed, "pretraining", pupil.agent, epoch))
         device = pupil.scenario.label_I.device
-        # noise and dropout draw from torch's global generators: seeded here, and left as they were
+        # noise and dropout use torch's global generators: seeded here, and then restored
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(stable_seed(seed, "pretraining noise", pupil.agent, epoch))
             fit(loss, optimizer, in_minibatches(order, settings.minibatch_size), settings.max_grad_norm)
@@ -207,7 +202,7 @@ class _Damaged(Exception):
 
 
 def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
-    """A hash of all that the result depends on."""
+    """A hash of everything that the result depends on."""
     own = asdict(agent_settings(config, pupil.agent))
     protocol = pupil.scenario.protocol
     facts = {
@@ -215,7 +210,7 @@ def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
         "device": pupil.scenario.label_I.device.type,
         "seed": config.seed,
         "agent": [pupil.agent, {name: value for name, value in own.items() if not name.endswith("lr_factor")}],
-        # where data come from does not matter, what they are is hashed below
+        # the origin of data does not matter; their content is hashed below
         "scenario": {name: value for name, value in asdict(config.scenario).items() if name not in ("agents", "data")},
         "protocol": [
             protocol.max_rounds,
@@ -245,7 +240,7 @@ def _absorb(digest: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _write(path: Path, key: str, content: dict[str, Any]) -> None:
-    """One line that says what follows, and its sum; then what `torch.save` makes of `content`."""
+    """Write one line with the key and a checksum, then `content` by `torch.save`."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     payload = buffer.getvalue()
@@ -260,7 +255,7 @@ def _write(path: Path, key: str, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path, key: str) -> dict[str, Any] | None:
-    """What `_write` wrote under `key`, None where there is nothing. Raises _Damaged for anything else."""
+    """The content that `_write` wrote under `key`, None if missing. Raises _Damaged for anything else."""
     try:
         line, _, payload = path.read_bytes().partition(b"\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -282,5 +277,5 @@ def _read(path: Path, key: str) -> dict[str, Any] | None:
 
 
 def _device(config: ExperimentConfig) -> str:
-    """Where the main process learns."""
+    """The device on which the main process learns."""
     return "cuda" if config.learners.num_gpus_per_learner > 0 and torch.cuda.is_available() else "cpu"

@@ -1,11 +1,10 @@
 """Torch's profiler around a few iterations of the main process.
 
 Decisions that matter here:
-- a run that does not profile imports nothing for it, and one that has finished profiling calls an empty function an
-  iteration;
-- one trace a process: wait, warm up, record, write, stop. A run that ends earlier writes what was recorded so far, if
+- without profiling nothing is imported for it, and after profiling an iteration calls an empty function;
+- one trace per process: wait, warm up, record, write, stop. A run that ends earlier writes what was recorded so far, if
   anything;
-- remote workers are not in it: Ray's dashboard profiles those (py-spy), and their share of an iteration is in
+- remote workers are not included: Ray's dashboard profiles those (py-spy), and their share of an iteration is in
   `time/...`.
 """
 
@@ -24,11 +23,11 @@ _ROWS = 40
 
 @contextmanager
 def profiler(settings: ProfilingSettings, folder: Path, start: int) -> Iterator[Callable[[], None]]:
-    """Yields ``step()``, to be called at the end of every iteration.
+    """Yields ``step()``, to call at the end of every iteration.
 
-    folder: the run folder; `profile/trace-NNNNNN.json.gz` and `profile/table.txt` are written there. start: how many
-    iterations are done already; the trace has the number of the first one that is recorded. Where the extent of an
-    iteration is to be seen in the trace, it is an event `ProfilerStep#N` with N counted from 0 in this process.
+    folder: the run folder; `profile/trace-NNNNNN.json.gz` and `profile/table.txt` are written there. start: number of
+    finished iterations; the trace has the number of the first recorded one. Iterations are events `ProfilerStep#N` in
+    the trace, with N counted from 0 in this process.
     """
     if not settings.enabled:
         yield _nothing
@@ -36,7 +35,7 @@ def profiler(settings: ProfilingSettings, folder: Path, start: int) -> Iterator[
     from torch.profiler import profile, schedule
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no warm-up skews figures is for the config to know
+        warnings.simplefilter("ignore")  # the config's documentation covers skewed metrics without a warm-up
         phases = schedule(wait=settings.wait, warmup=settings.warmup, active=settings.active, repeat=1)
     first = start + settings.wait + settings.warmup + 1
     left = settings.wait + settings.warmup + settings.active
@@ -57,7 +56,7 @@ def profiler(settings: ProfilingSettings, folder: Path, start: int) -> Iterator[
 
 
 def _nothing() -> None:
-    """What profiling costs a run that does not profile."""
+    """The step of a run without profiling."""
 
 
 def _write(recorded: Any, settings: ProfilingSettings, folder: Path, first: int) -> None:

@@ -1,16 +1,15 @@
 """`Session`: one process's work on a run with networks, an iteration at a time.
 
 Decisions that matter here:
-- `run_experiment`, `resume_experiment` and a trial of a sweep are this one loop, driven from outside: so a sweep's
-  numbers are those of a single run;
-- everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was
-  written after that is dropped, and comes again with the same numbers (CPU, same config and seed);
-- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not
-  doubled by that;
-- an interrupt ends the run after the iteration that it came in, with a checkpoint. Nobody knows which iteration takes
-  too long for that. So the state after a whole one is kept in memory, and saved instead: before each evaluation, else
-  every `_KEPT_EVERY_S` seconds, because a copy after every fast iteration would slow runs whose learners are remote or
-  have replay buffers.
+- `run_experiment`, `resume_experiment` and a trial of a sweep all drive this one loop, so a sweep's results are those
+  of single runs;
+- all files of a run are in its folder, and a session can start from any of its checkpoints: later output is dropped,
+  and reproduced identically (CPU, same config and seed);
+- a lost learner costs the iterations since the newest checkpoint, not the run. Written and tracked data are not
+  duplicated by that;
+- an interrupt ends the run after the current iteration, with a checkpoint. That iteration may take too long, so the
+  state after a complete one is kept in memory and saved instead: before each evaluation, else every `_KEPT_EVERY_S`
+  seconds, because a copy after every fast iteration would slow runs whose learners are remote or have replay buffers.
 """
 
 import time
@@ -41,15 +40,15 @@ from nip_ray.tracking import Tracker, open_trackers
 from nip_ray.tracking.base import RunInfo
 
 WARNINGS = "warnings.log"
-# what whole iterations took that an interrupt may lose, at most, where it cuts the next one off; or, if that is more,
+# maximum time of complete iterations that an interrupt may lose if it cuts the next one off; or, if that is more,
 _KEPT_EVERY_S = 2.0
-_COPY_SHARE = 50  # so many times what a copy takes: replay buffers are large
+_COPY_SHARE = 50  # this many times the time of a copy: replay buffers are large
 
 
 class Session:
     """Call `start`, then `step` until `over`, then `finish`; `close` in any case.
 
-    config: of the run. folder: its folder, open for writing. group: the sweep that it belongs to.
+    config: of the run. folder: its folder, open for writing. group: its sweep.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class Session:
         self.last_evaluation: dict[str, float] = {}
         self.stopped = False  # by the setting `stop`
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
-        self._whole = False  # whether the algorithm stands after an iteration
-        # an iteration after the newest checkpoint, and the state after it
+        self._whole = False  # True if the algorithm is after a complete iteration
+        # an iteration after the newest checkpoint, and its state
         self._kept: tuple[int, dict[str, Any]] | None = None
-        # when that was copied, or the checkpoint saved; how long the last copy took
+        # time of that copy or of the last checkpoint; duration of the last copy
         self._kept_at, self._copy_s = 0.0, 0.0
         self._durations: deque[float] = deque(maxlen=REMEMBERED)  # outlives an algorithm whose learners were lost
         self._tracker: Tracker | None = None
@@ -80,14 +79,13 @@ class Session:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The newest row, with the newest evaluation's figures where it has none of its own."""
+        """The newest row, with the newest evaluation's metrics unless it has its own."""
         return {**self.last_evaluation, **self.last_row}
 
     def start(self, checkpoint: Checkpoint | None = None, *, foreign: bool = False) -> None:
-        """Build everything and stand where `checkpoint` was made (None: at the beginning, with the first weights of the
-        config).
+        """Build everything and continue from `checkpoint` (None: the beginning, with the config's initial weights).
 
-        foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
+        foreign: it belongs to another run; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
         from nip_ray.rllib.cluster import build_algorithm, start_ray
@@ -96,9 +94,9 @@ class Session:
         prepare_process(self.config.runtime.num_threads)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         if checkpoint is None and self.config.pretraining.agents:
-            start_ray(self.config)  # a cluster that is too small is told of before minutes of pretraining
+            start_ray(self.config)  # a cluster that is too small is reported before minutes of pretraining
         given: dict[str, dict[str, Any]] = {}
-        if checkpoint is None:  # what agents start with other than their own first weights
+        if checkpoint is None:  # initial weights from elsewhere
             pretrained = self._pretrained() if self.config.pretraining.agents else {}
             taken, notes = initial_weights(self.config, self.folder.path)
             for note in notes:
@@ -140,10 +138,9 @@ class Session:
             self._profiled = self._open.enter_context(profiler(self.config.profiling, self.folder.path, self.iteration))
 
     def step(self) -> dict[str, Any]:
-        """One iteration, written down; with an evaluation and a checkpoint where they are due. Returns its row.
+        """Do one iteration and record it, with an evaluation and a checkpoint if due. Returns its row.
 
-        Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training breaks
-        down.
+        Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training fails.
         """
         iteration, settings = self.iteration + 1, self.config
         evaluated = iteration == settings.iterations or _due(iteration, settings.evaluation.interval)
@@ -157,7 +154,7 @@ class Session:
         self.iteration, self.last_row, self._whole = iteration, row, True
         if evaluated and self.config.stop is not None:
             self.stopped = stopped_at(self.folder.metrics(), self.config.stop) is not None
-        if iteration > self._told and self._tracker is not None:  # what comes again after a restart was told already
+        if iteration > self._told and self._tracker is not None:  # repeated ones after a restart are already tracked
             self._tracker.log(row)
             self._told = iteration
         if self._profiled is not None:
@@ -170,7 +167,7 @@ class Session:
         return row
 
     def save(self) -> None:
-        """Write a checkpoint, unless there is one of this iteration."""
+        """Write a checkpoint, unless this iteration has one."""
         if self.saved_at == self.iteration:
             return
         began = time.perf_counter()
@@ -187,28 +184,26 @@ class Session:
             self._tracker.checkpoint(path, self.iteration)
 
     def save_interrupted(self) -> None:
-        """Write a checkpoint of the last iteration that is whole, or of the one whose state was kept, and go back to
-        that."""
+        """Write a checkpoint of the last complete iteration, or of the kept one, and return to that."""
         if self._whole and self.algorithm is not None:
             self.save()
         elif self._kept is not None:
             self.iteration = self._kept[0]
-            self.folder.rewind_metrics(self.iteration)  # the checkpoint has the sums of all rows; later ones come again
+            self.folder.rewind_metrics(self.iteration)  # the checkpoint has the sums of all rows; later ones repeat
             self.save()
         if not self.quiet and self.saved_at > 0:
             say(f"checkpoint of iteration {self.saved_at} of {self.config.iterations}")
 
     def restart(self) -> None:
-        """Make everything again and continue from the newest checkpoint, or from the beginning when there is none."""
-        self._whole, self._kept = False, None  # its rows may be dropped at any moment from here on
+        """Recreate everything and continue from the newest checkpoint, or from the beginning if there is none."""
+        self._whole, self._kept = False, None  # its rows may be dropped from here on
         self._stop_algorithm()
         self.start(self.newest())
 
     def finish(self) -> dict[str, Any]:
-        """The final examination, with intervals, and the report; then the attack, if one is wanted, and the report with
-        it.
+        """The final evaluation, with intervals, and the report; then the attack, if enabled, and the report with it.
 
-        Returns the last row with the last evaluation's figures.
+        Returns the last row with the last evaluation's metrics.
         """
         from nip_ray.evaluation.report import write_report
 
@@ -224,7 +219,7 @@ class Session:
         )
         self.folder.write_json("evaluation.json", document)
         write_report(self.folder.path)
-        if settings.attack.enabled:  # takes minutes: whoever stops it has all the rest
+        if settings.attack.enabled:  # takes minutes: the rest is complete if it is interrupted
             from nip_ray.evaluation.verbs.attack import attack
 
             examination, networks = self._examination(), self.algorithm.networks()
@@ -239,7 +234,7 @@ class Session:
         return {**self.last_row, **self.last_evaluation}
 
     def close(self) -> None:
-        """Give actors and trackers back; the folder stays open."""
+        """Close actors and trackers; the folder stays open."""
         try:
             self._open.close()
             self._stop_algorithm()
@@ -249,9 +244,8 @@ class Session:
                 self._tracker = None
 
     def warn(self, text: str) -> None:
-        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody.
-        Raises UserError when it cannot be kept.
-        """
+        """Print it on stderr, and append it to `warnings.log`, since a trial's output on another machine is not
+        visible. Raises UserError if it cannot be written."""
         text = Redactor()(text)
         say(f"warning: {text}")
         path = self.folder.path / WARNINGS
@@ -262,8 +256,7 @@ class Session:
             cannot_write(path, error)
 
     def newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint of this run, if there is any; damaged ones, and rows that were changed, are
-        named by `warn`."""
+        """The newest undamaged checkpoint of this run, if any; damaged ones and changed rows are reported by `warn`."""
         checkpoints = self.folder.checkpoints
         if not has_checkpoint(checkpoints):
             return None
@@ -283,7 +276,7 @@ class Session:
         return checkpoint
 
     def _keep(self) -> None:
-        """Copy the state of now, unless it was copied or saved before."""
+        """Copy the current state, unless it is already copied or saved."""
         if self.saved_at != self.iteration and (self._kept is None or self._kept[0] != self.iteration):
             began = time.monotonic()
             self._kept = self.iteration, self.algorithm.training_state()
@@ -367,7 +360,7 @@ class Session:
         except Exception as error:
             from ray.exceptions import RayError
 
-            if not isinstance(error, RayError):  # of processes that are gone; what matters is written already
+            if not isinstance(error, RayError):  # of lost processes; everything important is already written
                 raise
 
 
@@ -379,13 +372,13 @@ def saving_at_interrupts(session: Session) -> Iterator[None]:
     except KeyboardInterrupt:
         try:
             session.save_interrupted()
-        except (TrainingError, UserError) as error:  # learners were taken away as well, or the disk is full
+        except (TrainingError, UserError) as error:  # learners were taken away too, or the disk is full
             say(f"warning: no checkpoint could be saved: {error}")
         raise
 
 
 def to_the_end(session: Session) -> dict[str, Any]:
-    """Do all steps that are left, continuing after lost learners as often as the config allows; then finish.
+    """Do all remaining steps, continuing after lost learners as often as the config allows; then finish.
 
     Raises TrainingError when learners are lost more often than that.
     """
@@ -394,7 +387,7 @@ def to_the_end(session: Session) -> dict[str, Any]:
         saving_at_interrupts(session),
         progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report,
     ):
-        # learners can be lost while they are recreated, too, and while the last examination asks them for their weights
+        # learners can also be lost during recreation, and while the final evaluation requests their weights
         while True:
             try:
                 if not stands:

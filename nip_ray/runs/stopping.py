@@ -1,5 +1,4 @@
-"""When a run ends before its last iteration: read off its rows of metrics, so that a resumed run decides as the first
-did."""
+"""Early stopping of a run, by its rows of metrics, so that a resumed run decides identically."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -10,9 +9,9 @@ from nip_ray.settings.experiment import StopSettings
 
 
 def stopped_at(rows: Iterable[Mapping[str, Any]], settings: StopSettings | None) -> int | None:
-    """The iteration after which a run with these rows ends early, None where it goes on.
+    """The iteration after which a run with these rows ends early, None if it continues.
 
-    A row without an evaluation decides nothing. Raises TrainingError where an evaluation does not log the metric.
+    A row without an evaluation decides nothing. Raises TrainingError if an evaluation does not log the metric.
     """
     if settings is None:
         return None

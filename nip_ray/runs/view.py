@@ -1,15 +1,14 @@
-"""`view`: one page over the runs of a folder, their table, curves and transcripts side by side; `watch`: the report of
-one of them, live.
+"""`view`: one page over the runs of a folder, with table, curves and transcripts side by side; `watch`: a live report
+of one run.
 
 Decisions that matter here:
-- the page comes without data and asks for it: `/runs` every two seconds (answered by 204 while nothing has changed),
-  `/settings`, `/curves` and `/episodes` for what is picked; `/run/PLACE/` is the report of a run, as `watch` serves it;
-- a live report asks for its mark every two seconds and loads itself again when that has changed. The mark changes with
-  the files that the page is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the
-  run could use;
-- a run is named by its place in the listing, never by a path: what is not in the listing is not there, and a run whose
-  files are links that lead out of the folder is refused. Nothing is written;
-- rows of metrics are kept while their file is the same, the newest `_ROWS_KEPT` files.
+- the page loads without data and polls: `/runs` every two seconds (204 if nothing has changed), `/settings`, `/curves`
+  and `/episodes` for the selected runs; `/run/PLACE/` is the report of a run, as in `watch`;
+- a live report polls its mark every two seconds and reloads when that has changed. The mark changes with the files of
+  the page, but at most once in `every_s` seconds: drawing takes a second or two of CPU time;
+- a run is identified by its place in the listing, never by a path: other folders are not accessible, and a run whose
+  files are links out of the folder is refused. Nothing is written;
+- rows of metrics are cached while their file is unchanged, for the newest `_ROWS_KEPT` files.
 """
 
 import hashlib
@@ -37,11 +36,11 @@ from nip_ray.storage.folder import CONFIG, LOCK, METRICS, json_ready
 from nip_ray.storage.listing import STATES, Listed, list_runs
 
 MAX_CURVES, MAX_BESIDE = 24, 4
-"""Runs whose curves are drawn over one another, and whose transcripts stand side by side."""
+"""Maximum numbers of runs whose curves share a plot, and whose transcripts are side by side."""
 _POINTS = 600  # of a curve: about one a pixel
-_EVERY_S = 1.0  # between two looks at the folder
+_EVERY_S = 1.0  # between two scans of the folder
 _ROWS_KEPT, _MAX_FIELDS = 64, 200
-_SHOWN = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")  # of which a report is made
+_SHOWN = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")  # of a report
 _READ = (*_SHOWN, LOCK, "environment.json", "run.json")
 _READ_FOLDERS = ("transcripts", "items")
 _PHASES = ("time/iteration_s", "time/evaluate_s", "time/checkpoint_s")
@@ -50,15 +49,15 @@ Query = Mapping[str, Sequence[str]]
 
 
 class LivePage:
-    """The newest report of a run. every_s: between two drawings. render: (folder, mark) -> page, the report's own
-    unless it is given."""
+    """The newest report of a run. every_s: between drawings. render: (folder, mark) -> page, by default the
+    report's."""
 
     def __init__(self, run_dir: Path, every_s: float = 5.0, render: Callable[[Path, str], str] | None = None) -> None:
         self.run_dir, self.every_s, self._render = run_dir, every_s, render or _live_report
         self._lock, self._mark, self._page, self._drawn = threading.Lock(), "", b"", -float("inf")
 
     def answer(self, path: str) -> Answer | None:
-        """The page for "/", drawn again where that is due, and for "/mark" the mark that it has, or would have."""
+        """The page for "/", redrawn if due, and for "/mark" the mark that it has, or would have."""
         if path not in ("/", "/mark"):
             return None
         with self._lock:
@@ -73,7 +72,7 @@ class LivePage:
 
 
 class RunsPage:
-    """What is served over the runs at or below `folder`."""
+    """The pages over the runs at or below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError when there is no such folder."""
@@ -88,7 +87,7 @@ class RunsPage:
         try:
             url = urlsplit(path)
             query = parse_qs(url.query, max_num_fields=_MAX_FIELDS)
-        except ValueError:  # no address, or one that the page would not ask for
+        except ValueError:  # not a valid address
             return None
         match url.path.split("/")[1:]:
             case [""]:
@@ -122,7 +121,7 @@ class RunsPage:
         )
 
     def _look(self) -> dict[str, Listed]:
-        """The runs by their places, looked at again where that is due."""
+        """The runs by place, rescanned if due."""
         with self._lock:
             if time.monotonic() - self._looked >= _EVERY_S:
                 self._runs = {run.place: run for run in list_runs(self.folder)}
@@ -143,7 +142,7 @@ class RunsPage:
     def _listing(self, query: Query) -> Answer:
         runs = self._look()
         shown = []
-        for run in runs.values():  # place: by which it is asked for; all other texts are for reading
+        for run in runs.values():  # place: the identifier in requests; all other texts are for display
             record = run.record()
             texts = {
                 key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in record.items()
@@ -158,7 +157,7 @@ class RunsPage:
         return _json({"mark": mark, **content})
 
     def _settings(self) -> dict[str, dict[str, str]]:
-        """Place -> key -> value, of the keys of configs that are not the same in all runs."""
+        """Place -> key -> value, of the config keys that differ between runs."""
         settings = {place: flat(dict(run.config)) for place, run in self._look().items() if run.config}
         keys = dict.fromkeys(key for own in settings.values() for key in own)
         differ = [key for key in keys if len({_value(own, key) for own in settings.values()}) > 1]
@@ -197,10 +196,9 @@ class RunsPage:
 
 
 def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[str], None] = print) -> None:
-    """Serve the page over the runs at or below `folder` until Ctrl-C. told: hears the address, once the page can be
-    asked for.
+    """Serve the page over the runs at or below `folder` until Ctrl-C. told: called with the address when ready.
 
-    Raises UserError when there is no such folder, or the address or port cannot be had.
+    Raises UserError when there is no such folder, or the address or port is not available.
     """
     with PageServer(RunsPage(folder), port, host) as server:
         server.serve(told)
@@ -209,7 +207,7 @@ def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[st
 def watch(run_dir: Path, port: int = 0, *, told: Callable[[str], None] = print) -> None:
     """Serve the live report of a run until Ctrl-C, to this machine alone. told: as in `view`.
 
-    Raises UserError when `run_dir` holds no run, or the port cannot be had.
+    Raises UserError when `run_dir` is not a run, or the port is not available.
     """
     run_dir = Path(run_dir)
     if not (run_dir / CONFIG).is_file() and not (run_dir / METRICS).is_file():
@@ -221,7 +219,7 @@ def watch(run_dir: Path, port: int = 0, *, told: Callable[[str], None] = print) 
 
 
 def _live_report(run_dir: Path, mark: str) -> str:
-    """The report, or a page that waits for it while there is nothing to report."""
+    """The report, or a page that waits while there is nothing to report."""
     from nip_ray.evaluation.report import report_page
     from nip_ray.evaluation.report.page import sections
 
@@ -234,10 +232,10 @@ def _live_report(run_dir: Path, mark: str) -> str:
 
 
 def _state(run_dir: Path) -> str:
-    """A mark of what a report is made of: names, sizes and times of files, and whether a process is writing the run."""
+    """A mark of a report's sources: names, sizes and times of files, and whether a process is writing the run."""
     told = [str(is_locked(run_dir / LOCK))]
     for path in [run_dir / name for name in _SHOWN] + sorted((run_dir / "transcripts").glob("*.jsonl"))[-2:]:
-        with suppress(OSError):  # not there yet, or not any more
+        with suppress(OSError):  # not there yet, or no longer
             stat = path.stat()
             told.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
     return _mark(told)
@@ -252,7 +250,7 @@ def _rows_of(path: Path) -> Sequence[Row]:
     try:
         stat = (path / METRICS).stat()
         return _kept_rows(path / METRICS, (stat.st_mtime_ns, stat.st_size))
-    except (OSError, UserError):  # the listing says what is wrong with it
+    except (OSError, UserError):  # the listing reports the fault
         return ()
 
 
@@ -263,8 +261,8 @@ def _kept_rows(path: Path, mark: tuple[int, int]) -> Sequence[Row]:
 
 
 def _curve(rows: Sequence[Row], metric: str, by_time: bool) -> tuple[list[float], list[float]]:
-    """(x, values) of the rows that have the metric, thinned; the newest is always among them."""
-    if by_time:  # an iteration with its evaluation and checkpoint; of language models all parts together
+    """(x, values) of the rows that have the metric, thinned, always with the newest."""
+    if by_time:  # an iteration with its evaluation and checkpoint; for language models all parts together
         minutes = []
         for row in rows:
             timed = [key for key in row if key.startswith("time/") and key.endswith("_s")]

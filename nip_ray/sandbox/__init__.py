@@ -1,2 +1,1 @@
-"""Running programs: trusted ones under limits, others isolated from the machine. docs/sandbox.md says what each level
-holds."""
+"""Run programs: trusted ones under limits, others isolated from the machine; docs/sandbox.md describes the levels."""

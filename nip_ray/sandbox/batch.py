@@ -24,7 +24,7 @@ def run_batch(
     Raises UserError for the level `isolated`.
     """
     warnings.warn("nip_ray.sandbox.batch: take run_calls of nip_ray.sandbox.testing", DeprecationWarning, stacklevel=2)
-    if settings.isolation != "trusted":  # never something weaker than was asked for
+    if settings.isolation != "trusted":  # never weaker than requested
         raise UserError(
             f"isolation: {settings.isolation}, but run_batch runs trusted programs; take run_calls for others"
         )

@@ -2,10 +2,9 @@
 
 Decisions that matter here:
 - commands are pure functions of their arguments, so they can be read and tested without an engine;
-- whether an engine works here cannot be told from versions and settings: each is tried once with a trial program. The
-  first that runs it is used, and where none does, one error names each with its reason. Nothing weaker is ever used
-  instead;
-- the program, its files and the interpreter are all that it sees; what it writes goes to small folders in memory.
+- versions and settings do not show whether an engine works here: each is tried once with a trial program. The first
+  that runs it is used, and if none does, one error names each with its reason. There is no fallback to a weaker level;
+- a program only sees itself, its files and the interpreter; its writes go to small folders in memory.
 """
 
 import csv
@@ -26,30 +25,28 @@ from nip_ray.sandbox.workers import Job, Outcome, executable, run_job
 from nip_ray.settings.sandbox import SandboxSettings
 
 MAIN, BOX = "program.py", "/box"
-"""The program's name in its folder, and where an isolated program finds the folder."""
+"""The program's name in its folder, and the folder's path for an isolated program."""
 ENGINES = ("bwrap", "docker", "podman")
 OPEN_FILES = 256
 FOLDER_FILES = 4
-"""A program's folder may hold as much as this many files of the largest size."""
+"""A program's folder may be this many times the maximum file size."""
 PROBE_S = 20.0
 MEMORY, ROOM = "/dev/shm", 1 << 30
-"""A folder in memory, and the free bytes that it has to have."""
+"""A folder in memory, and the free bytes that it needs."""
 
 
 def variables(home: str) -> dict[str, str]:
-    """All environment variables of a program. Without a seed for hashes, what a program prints of a set would be a
-    matter of luck."""
+    """All environment variables of a program. Without a hash seed, the printed order of a set would be random."""
     return {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
 def folder_mb(settings: SandboxSettings) -> int:
-    """What a program's folder may hold."""
+    """Maximum size of a program's folder."""
     return FOLDER_FILES * settings.file_mb + 1
 
 
 def bwrap_command(bwrap: str, folder: str, names: Collection[str], settings: SandboxSettings) -> list[str]:
-    """The command that runs a folder's program in new namespaces, of which nothing but the interpreter and the program
-    can be seen."""
+    """The command that runs a folder's program in new namespaces, where only interpreter and program are visible."""
     small = ["--size", str(folder_mb(settings) << 20), "--tmpfs"]
     command = [bwrap, "--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--hostname", "box"]
@@ -98,7 +95,7 @@ def container_command(
 
 
 def _row(*values: str) -> str:
-    """Values in the form of `--mount`, a row of CSV: names of files may have commas and quotation marks."""
+    """Values in the form of `--mount`, a row of CSV: file names may have commas and quotation marks."""
     row = io.StringIO()
     csv.writer(row, lineterminator="").writerow(values)
     return row.getvalue()
@@ -106,7 +103,7 @@ def _row(*values: str) -> str:
 
 @cache
 def readable() -> list[str]:
-    """The files and folders that an interpreter needs to start, and no more."""
+    """Exactly the files and folders that an interpreter needs to start."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
     library = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or "none")
     paths = {executable(), sysconfig.get_path("stdlib", vars=base), sysconfig.get_path("platstdlib", vars=base)}
@@ -124,14 +121,14 @@ def job_for(
     engine: str | None,
     output_bytes: int | None = None,
 ) -> Job:
-    """What a worker is asked to do. engine: the path of bwrap, docker or podman, None at the level `trusted`.
+    """The job for a worker. engine: the path of bwrap, docker or podman, None at the level `trusted`.
 
-    output_bytes: None for the settings' own. Raises UserError for names of files that are no plain names.
+    output_bytes: None for the settings' own. Raises UserError for file names that are not plain.
     """
     for name in files:
         if name in (MAIN, ".", "..") or not name or "/" in name or "\0" in name:
             raise UserError(
-                f"files: {name!r} cannot stand beside the program; give plain names without folders, other than {MAIN}"
+                f"files: {name!r} cannot be beside the program; give plain names without folders, other than {MAIN}"
             )
     names, folder = (MAIN, *files), os.path.join(place(), f"nip-sandbox-{secrets.token_hex(8)}")
     command, stop, env = [f"{folder}/env/bin/python", "-B", MAIN], [], variables(f"{folder}/box")
@@ -141,7 +138,7 @@ def job_for(
     elif engine:
         container = os.path.basename(folder)
         command, stop = container_command(engine, container, folder, names, settings), [engine, "kill", container]
-        # the client's own: it has to find its service. A container gets what `--env` names alone
+        # the client's own: it has to find its service. A container only gets those of `--env`
         env = dict(os.environ)
     request: dict[str, Any] = {
         "executable": executable(),
@@ -163,8 +160,8 @@ def job_for(
 
 
 def _limits(settings: SandboxSettings) -> dict[str, tuple[int, int]]:
-    """The kernel's limits of each process. Of core files exactly one byte: no file is written then, and no helper for
-    cores started."""
+    """The kernel's limits of each process. Core files are limited to exactly one byte: then no file is written, and no
+    core helper started."""
     memory, file_bytes = settings.memory_mb << 20, settings.file_mb << 20
     return {
         "CPU": (settings.cpu_s, settings.cpu_s + 1),
@@ -176,26 +173,25 @@ def _limits(settings: SandboxSettings) -> dict[str, tuple[int, int]]:
 
 
 def place() -> str:
-    """Where folders of programs are made: in memory where there is room and TMPDIR asks for no other place, since some
-    disks are slow."""
+    """The folder for programs' folders: in memory if there is room and TMPDIR is not set, since some disks are slow."""
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK | os.X_OK):
         return tempfile.gettempdir()
     free = os.statvfs(MEMORY)
     return MEMORY if free.f_bavail * free.f_frsize >= ROOM else tempfile.gettempdir()
 
 
-# -------------------------------------------------------------------------------------------------------------- choice
+# --------------------------------------------------------------------------------------------------------------- choice
 
 
 def engine_for(settings: SandboxSettings) -> str | None:
     """The path of the engine that isolates programs here; None at the level `trusted`.
 
-    Raises UserError for another level, and where no engine works.
+    Raises UserError for another level, and if no engine works.
     """
     if settings.isolation == "trusted":
         return None
     if settings.isolation != "isolated":
-        raise UserError(f"isolation: {settings.isolation} is no level; expected: trusted or isolated")
+        raise UserError(f"isolation: {settings.isolation} is not a level; expected: trusted or isolated")
     return _working(os.environ.get("PATH", ""), settings.container_image)
 
 
@@ -215,7 +211,7 @@ def _working(path: str, image: str) -> str:
 
 
 def trial(engine: str, image: str) -> str | None:
-    """Why an engine cannot run a program here; None where it can."""
+    """Why an engine cannot run a program here; None if it can."""
     settings = SandboxSettings(isolation="isolated", wall_s=PROBE_S, container_image=image)
     try:
         outcome = run_job(job_for("print(6 * 7)", "", {}, settings, engine))
@@ -228,9 +224,9 @@ def trial(engine: str, image: str) -> str | None:
 
 
 def check_started(outcome: Outcome, engine: str, settings: SandboxSettings) -> None:
-    """Raises SandboxFailure where an engine, and not the program, ended so.
+    """Raise SandboxFailure if an engine, and not the program, ended in this way.
 
-    A program can end with the same code and words, so the engine is tried again before it is blamed.
+    A program can end with the same code and message, so the engine is tried again first.
     """
     blamed = outcome.verdict is None and outcome.code in (1, 125, 126, 127) and not outcome.stdout
     if blamed and outcome.stderr.startswith((b"bwrap: ", b"docker: ", b"Error: ", b"podman: ")):

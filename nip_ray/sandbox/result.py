@@ -9,7 +9,7 @@ from nip_ray.settings.sandbox import SandboxSettings
 Status = Literal["ok", "error", "timeout", "killed", "output_limit"]
 
 DEFAULTS = SandboxSettings()
-"""The limits where none are given."""
+"""The default limits."""
 
 
 class SandboxFailure(TrainingError):
@@ -18,16 +18,14 @@ class SandboxFailure(TrainingError):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended, and what it wrote.
+    """The end of a program, and its output.
 
     status: "ok" (it ended with code 0), "error" (another code), "timeout" (too long by the clock or by processor time),
-    "killed" (by a signal, also when it had too many processes, too much memory or too many files), "output_limit" (too
-    much standard output).
-    exit_code: the code; minus the signal when a signal ended it; None where it is not known. stdout, stderr: at most
-    `output_kb` of each; what is not UTF-8 is replaced. wall_s: seconds, from the call to its end. isolation: the level,
-    "trusted" or "isolated".
-    reason: of "killed", where the sandbox killed it: "processes", "memory" or "disk". engine: of "isolated", "bwrap",
-    "docker" or "podman".
+    "killed" (by a signal, also for too many processes, too much memory or too many files), "output_limit" (too much
+    standard output). exit_code: the code; minus the signal if a signal ended it; None if unknown. stdout, stderr: at
+    most `output_kb` of each; invalid UTF-8 is replaced. wall_s: seconds, from the call to its end. isolation: the
+    level, "trusted" or "isolated". reason: for "killed", if the sandbox killed it: "processes", "memory" or "disk".
+    engine: for "isolated", "bwrap", "docker" or "podman".
     """
 
     status: Status

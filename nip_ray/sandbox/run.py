@@ -3,13 +3,13 @@
 Two levels, docs/sandbox.md has them in full:
 
 - "trusted": a fresh interpreter under limits on time, memory, processes, files and output, without our environment,
-  descriptors and packages. It is a process of this user all the same: it can read and change what this user can, and
-  use the network;
+  descriptors and packages. It is still a process of this user: it can read and change what this user can, and use the
+  network;
 - "isolated": the same interpreter in bwrap, else in a container of Docker or Podman: without network, other processes
-  or files. An error where none of them works.
+  or files. An error if none of them works.
 
-A fault of the kernel, or what can be read off shared hardware, is held by neither; for programs of determined attackers
-use a virtual machine around it all.
+Neither protects against kernel faults or side channels of shared hardware; for programs of determined attackers use a
+virtual machine around everything.
 """
 
 import asyncio
@@ -32,15 +32,14 @@ _REASONS = ("processes", "memory", "disk")
 def run_program(
     program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}
 ) -> SandboxResult:
-    """Run Python source under `settings` and wait for its end, which comes within `wall_s` and half a second.
+    """Run Python source under `settings` and wait for its end, within `wall_s` and half a second.
 
-    On a machine too busy to end what the program started so soon, it comes up to two seconds later.
+    On a machine too busy to kill the program's processes that fast, it takes up to two seconds longer.
 
-    program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in
-    its working folder.
+    program: the source. stdin: its whole standard input. files: plain names and contents, in its working folder.
 
-    Raises UserError where programs cannot be isolated or a file has no plain name, SandboxFailure (a TrainingError)
-    when the sandbox could not be started this time. Nothing that the program does raises.
+    Raises UserError if programs cannot be isolated or a file has no plain name, SandboxFailure (a TrainingError) if the
+    sandbox could not be started this time. The program's own failures do not raise.
     """
     return run_within(program, stdin, settings, files)
 
@@ -48,15 +47,14 @@ def run_program(
 async def run_program_async(
     program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}
 ) -> SandboxResult:
-    """`run_program` for event loops: at most as many at once as there are processors. Cancelling it ends the
-    program."""
+    """`run_program` for event loops: at most as many at once as processors. Cancelling it ends the program."""
     wanted, cancel = os.pipe()
     waiting = threads().submit(run_within, program, stdin, settings, files, None, wanted)
     result = asyncio.wrap_future(waiting)
     try:
         return await asyncio.shield(result)
     except asyncio.CancelledError:
-        if not waiting.cancel():  # it runs already
+        if not waiting.cancel():  # already running
             os.write(cancel, b"x")
             await asyncio.wait([result])
         raise
@@ -67,7 +65,7 @@ async def run_program_async(
 
 @cache
 def threads() -> ThreadPoolExecutor:
-    """Threads that wait for programs; more programs than processors at once would only take each other's time."""
+    """Threads that wait for programs; more programs than processors would only slow each other down."""
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="sandbox")
 
 
@@ -82,8 +80,7 @@ def run_within(
     output_bytes: int | None = None,
     cancelled: int | None = None,
 ) -> SandboxResult:
-    """`run_program`, with its own bound on the output. cancelled: a descriptor that is readable when the program has to
-    end."""
+    """`run_program` with its own limit on the output. cancelled: a descriptor that is readable when it must end."""
     start, engine = time.monotonic(), engine_for(settings)
     outcome = run_job(job_for(program, stdin, dict(files), settings, engine, output_bytes), cancelled)
     if engine is not None:
@@ -94,7 +91,7 @@ def run_within(
 def _result(outcome: Outcome, isolation: str, engine: str | None, wall_s: float) -> SandboxResult:
     code = outcome.code
     if engine is not None and code is not None and code > 128:
-        code = 128 - code  # engines give signals as shells do
+        code = 128 - code  # engines report signals as shells do
     status: Status = "ok"
     if outcome.verdict in ("timeout", "output_limit"):
         status = cast(Status, outcome.verdict)

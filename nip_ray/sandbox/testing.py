@@ -1,8 +1,7 @@
 """Tests of solutions: programs that read and write, and functions that are called.
 
 Decisions that matter here:
-- what is expected never enters the sandbox: outputs come out and are compared here, so a solution can spoil its own
-  report only;
+- expected outputs never enter the sandbox: outputs are compared outside, so a solution can only spoil its own report;
 - every test and every call is a program of its own: a fresh interpreter, judged as `python` would run it, to the end of
   its threads, its exit handlers and its buffers.
 """
@@ -20,16 +19,15 @@ from nip_ray.settings.sandbox import SandboxSettings
 
 TestStatus = Literal["passed", "failed", "crashed", "timeout"]
 BLANKS = " \t\r"
-"""What does not count at the end of a line. A line ends at a newline and nowhere else: other separators are output like
-any other."""
+"""Ignored at the end of a line. A line ends only at a newline: other separators are ordinary output."""
 
 
 class CallResult(NamedTuple):
-    """What came of one call.
+    """The result of one call.
 
-    kind: "value" (it returned), "error" (it raised, or something else went wrong), "timeout".
-    value: the returned value as JSON carries it (tuples are lists, keys are strings); the exception's class name, or
-    "NotJSON", "ValueTooLarge", "ProcessDied"; None.
+    kind: "value" (it returned), "error" (it raised, or something else went wrong), "timeout". value: the returned value
+    in JSON's form (tuples are lists, keys are strings); the exception's class name, or "NotJSON", "ValueTooLarge",
+    "ProcessDied"; None.
     """
 
     kind: Literal["value", "error", "timeout"]
@@ -41,7 +39,7 @@ class TestReport:
     """The tests of one solution: how many passed, failed (another output), crashed (an exception, a signal, too much
     output) or took too long; `statuses` has them in order."""
 
-    __test__ = False  # no tests for pytest
+    __test__ = False  # not a test for pytest
 
     passed: int
     failed: int
@@ -58,14 +56,12 @@ class TestReport:
 def run_tests(
     solution: str, tests: Sequence[tuple[str, str]], settings: SandboxSettings = DEFAULTS, isolate_tests: bool = True
 ) -> TestReport:
-    """Run a program on each test's input and compare what it writes. As many tests run at once as there are processors.
+    """Run a program on each test's input and compare its output. As many tests run at once as there are processors.
 
     tests: (standard input, expected standard output); blanks at the end of lines, and blank lines at the end of the
-    output, do not count.
-    settings: the limits are those of each test; where twice the expected output is more than `output_kb`, that much is
-    kept.
-    isolate_tests: of no effect, since every test has an interpreter of its own; callers of older versions may pass it.
-    Raises what `run_program` raises.
+    output, are ignored. settings: the limits of each test; if twice the expected output is more than `output_kb`, that
+    much is kept. isolate_tests: without effect, since every test has an interpreter of its own; callers of older
+    versions may pass it. Raises the errors of `run_program`.
     """
     limits = [max(settings.output_kb * 1000, 2 * len(expected.encode(errors="replace"))) for _, expected in tests]
     results = threads().map(
@@ -81,11 +77,9 @@ def run_tests(
 def run_calls(
     solution: str, function_name: str, calls: Sequence[list[Any]], settings: SandboxSettings = DEFAULTS
 ) -> list[CallResult]:
-    """What `function_name(*arguments)` of a solution returns for each list of arguments, each in an interpreter of its
-    own.
+    """The results of `function_name(*arguments)` of a solution for each list of arguments, each in its own interpreter.
 
-    calls: arguments, as JSON carries them.
-    Raises what `run_program` raises.
+    calls: arguments, in JSON's form. Raises the errors of `run_program`.
     """
     source = solution.encode(errors="surrogatepass")
 
@@ -116,8 +110,8 @@ def _plain(text: str) -> list[str]:
 
 
 def decoded(text: str | bytes) -> CallResult:
-    """What a call wrote. A candidate can write anything there, or return what JSON carries one way only: that is
-    ("error", "NotJSON")."""
+    """The result that a call wrote. A candidate can write anything there, or return a value that JSON does not restore:
+    that is ("error", "NotJSON")."""
     try:
         kind, value = json.loads(text)
     except (ValueError, TypeError, RecursionError):

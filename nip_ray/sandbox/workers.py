@@ -4,7 +4,7 @@ Decisions that matter here:
 - a worker forks in a millisecond and has one thread. This process may hold gigabytes and many threads, which makes
   forks slow and unsafe;
 - workers are kept for the next program, as many as there are processors;
-- a worker that dies, stops or is cancelled is not used again, and what it ran is killed.
+- a worker that dies, stops or is cancelled is not reused, and its program is killed.
 """
 
 import atexit
@@ -34,8 +34,7 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """One program. request: its command and limits, as JSON (see `engines.job_for`). stdin: what it reads. files: its
-    folder's."""
+    """One program. request: command and limits, as JSON (see `engines.job_for`). stdin: input. files: in its folder."""
 
     request: dict[str, Any]
     stdin: bytes
@@ -44,9 +43,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. verdict: why the worker ended it ("timeout", "output_limit", "processes", "memory", "disk",
-    "cancelled", or "lost" with the worker itself), None where it ended by itself. code: as `subprocess` has it, None
-    where it is not known."""
+    """The end of a program. verdict: why the worker killed it ("timeout", "output_limit", "processes", "memory",
+    "disk", "cancelled", or "lost" with the worker itself), None if it ended by itself. code: as in `subprocess`, None
+    if unknown."""
 
     verdict: str | None
     code: int | None = None
@@ -55,7 +54,7 @@ class Outcome:
 
 
 def run_job(job: Job, cancelled: int | None = None) -> Outcome:
-    """Run a program to its end. cancelled: a descriptor that becomes readable when the outcome is not wanted any more.
+    """Run a program to its end. cancelled: a descriptor that becomes readable when the outcome is no longer needed.
 
     Raises SandboxFailure when the program could not be started.
     """
@@ -75,7 +74,7 @@ def run_job(job: Job, cancelled: int | None = None) -> Outcome:
 
 @cache
 def executable() -> str:
-    """The interpreter itself; that of a virtual environment is a link to it and knows of more packages."""
+    """The interpreter itself; that of a virtual environment is a link to it and finds more packages."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -98,7 +97,7 @@ class _Worker:
             theirs.close()
 
     def ask(self, job: Job, cancelled: int | None) -> Outcome:
-        """Run a program. A worker that is lost over it is closed."""
+        """Run a program. A worker that is lost during it is closed."""
         program = None
         try:
             for part in (
@@ -140,7 +139,7 @@ class _Worker:
         return json.loads(self.connection.recv_bytes())
 
     def close(self) -> None:
-        """End it and what it runs."""
+        """End it and its program."""
         if self.closed:
             return
         self.closed = True
@@ -153,7 +152,7 @@ class _Worker:
 
 
 class _Cancelled(Exception):
-    """The outcome is not wanted any more."""
+    """The outcome is no longer needed."""
 
 
 _idle: list[_Worker] = []
@@ -176,7 +175,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """The workers of a process that forked are not its child's."""
+    """A forked child must not use the parent's workers."""
     for worker in _idle:
         worker.connection.close()
     _idle.clear()

@@ -1,3 +1,2 @@
-"""What the agents argue about, one folder a task: how instances are made or loaded, what an agent observes, what a
-message is, and which networks (or prompts) play it. Imports torch and numpy, never ray.
-"""
+"""Tasks, one folder each: making or loading instances, observations, messages, and the networks (or prompts) that play.
+Imports torch and numpy, never ray."""

@@ -1,13 +1,13 @@
-"""An agent that encodes each channel apart, with shared weights, and weighs what it finds by learned gates.
+"""An agent that encodes each channel separately, with shared weights, and combines the results by learned gates.
 
 Decisions that matter here:
-- the agent inside is one that reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others
-  makes it nip's agent, whatever is said elsewhere;
-- decisions and values are weighed sums over channels, equally weighed at the start; what is said in a channel depends
-  at the start on that channel alone;
-- a decision has one more summand, what the agent would decide had nothing been said, with a gate that starts at 0: so
-  the agent that hears nobody is contained too, and whoever cannot be trusted is disregarded by moving a gate;
-- channels are rows of one batch, so that bodies, kernels and heads know nothing of them.
+- the inner agent reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others makes it nip's
+  agent, regardless of the other channels;
+- decisions and values are weighted sums over channels, with equal weights at the start; the message in a channel
+  depends at the start on that channel alone;
+- a decision has one more summand, the decision without any messages, with a gate that starts at 0: so the agent that
+  ignores all messages is included too, and an untrustworthy prover is disregarded by moving a gate;
+- channels are rows of one batch, so bodies, kernels and heads are unaffected.
 Axes: N turns (rows), K channels that are read, W that are written, M positions of a message.
 """
 
@@ -29,7 +29,7 @@ _MESSAGES = ("history", "latest", "linear_history")
 
 
 def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
-    """The networks of `agent`: what `make` builds for its seats, (policy's, central critic's or None), or channel by
+    """Networks of `agent`, built by `make` for its seats (policy's, central critic's or None), or channel by
     channel."""
     settings, at = scenario.agents[agent], scenario.seats[agent]
     critic_seat = scenario.critic_seats[agent] if scenario.central_critic else None
@@ -48,7 +48,7 @@ class Channelwise(nn.Module):
         critic_seat: Seat | None,
         lr_factor: LrFactors,
     ) -> None:
-        """make: called with the seats of one channel, (policy's, central critic's or None). lr_factor: of the gates."""
+        """make: called with the seats of one channel (policy's, central critic's or None). lr_factor: of the gates."""
         super().__init__()
         self.seat, self.critic_reads = seat, (critic_seat or seat).reads
         one = replace(seat, reads=seat.reads[:1], writes=seat.reads[:1])
@@ -65,8 +65,7 @@ class Channelwise(nn.Module):
     def forward(
         self, obs: Observation, want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see the scenario's
-        `observe`."""
+        """Action distribution and value (N,) of N turns, each only if requested. `obs`: see `observe`."""
         together = self.critic_reads == self.seat.reads and not any(name.startswith("state_") for name in obs)
         policy = value_NK = None
         if want_policy:
@@ -81,8 +80,8 @@ class Channelwise(nn.Module):
     def _look(
         self, rows: dict[str, Tensor], want_policy: bool, want_value: bool
     ) -> tuple[Policy | None, Tensor | None]:
-        """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few
-        messages of each channel in all ways."""
+        """The inner agent on each row. Without gradients, once on each distinct row: a search combines a few messages
+        of each channel in all ways."""
         if self.training or torch.is_grad_enabled():
             return self.inside(rows, want_policy, want_value)
         return self._look_once(rows, want_policy, want_value)
@@ -90,14 +89,13 @@ class Channelwise(nn.Module):
     def _look_once(
         self, rows: dict[str, Tensor], want_policy: bool, want_value: bool
     ) -> tuple[Policy | None, Tensor | None]:
-        """The agent inside on each distinct row once."""
+        """The inner agent once on each distinct row."""
         first_U, place_M = distinct(rows)
         policy, value_U = self.inside({name: whole[first_U] for name, whole in rows.items()}, want_policy, want_value)
         return (policy if policy is None else policy.rows(place_M)), (None if value_U is None else value_U[place_M])
 
     def _decision_in_silence(self, rows: Mapping[str, Tensor], obs: Observation) -> Tensor | None:
-        """(N, D) logits of the decision had nothing been said; None where the agent does not decide. rows: see
-        `_rows`."""
+        """(N, D) logits of the decision without any messages; None if the agent does not decide. rows: see `_rows`."""
         if self.decision_gate is None:
             return None
         silent = {name: whole[:: len(self.seat.reads)] for name, whole in rows.items()}
@@ -108,7 +106,7 @@ class Channelwise(nn.Module):
         return None if policy is None else policy.decision
 
     def _policy(self, found: Policy, obs: Observation, silent_ND: Tensor | None) -> Policy:
-        """The weighed sums of the logits of N * K rows; a symbol that the channel itself forbids stays forbidden."""
+        """The weighted sums of the logits of N * K rows; a symbol that the channel itself forbids stays forbidden."""
         count, channels = len(obs["round"]), len(self.seat.reads)
         logits_NKMS = found.message.unflatten(0, (count, channels))
         own_NWMS = logits_NKMS[:, [self.seat.reads.index(write) for write in self.seat.writes]]
@@ -126,8 +124,7 @@ class Channelwise(nn.Module):
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def _rows(self, obs: Observation, reads: tuple[int, ...], prefix: str) -> dict[str, Tensor]:
-        """An observation of N * K rows, each with the messages of one channel. prefix: `state_` for what a central
-        critic reads."""
+        """Observation of N * K rows, each with the messages of one channel. prefix: `state_` for a central critic."""
         channels, seat = len(reads), self.seat
         own = [name for name in obs if not name.startswith("state_")]
         rows = {name: obs.get(f"{prefix}{name}", obs[name]) for name in own}
@@ -139,18 +136,18 @@ class Channelwise(nn.Module):
                 rows[name] = _by_channel(whole, axis, 1, channels)
             elif name == "linear_history":
                 rows[name] = _by_channel(whole, 1, seat.rounds, channels)
-            # of what is written; where a channel is only read, of the first that is written
+            # of the written ones; for a channel that is only read, of the first written one
             elif name in ("answer_side", "speaks"):
                 place = [seat.writes.index(read) if read in seat.writes else 0 for read in reads]
                 rows[name] = whole.unflatten(1, (len(seat.writes), -1))[:, place].flatten(0, 1)
-            elif name == "image" and whole.dim() == 5:  # a coarse sight shows more by what is said in a channel
+            elif name == "image" and whole.dim() == 5:  # coarse sight shows more, by a channel's messages
                 rows[name] = whole[:, :channels].flatten(0, 1)
             else:
                 rows[name] = whole.repeat_interleave(channels, 0)
         return rows
 
     def groups(self) -> list[ParameterGroup]:
-        """Those of the agent inside, and the gates at the agent's own rate."""
+        """The inner agent's groups, and the gates at the agent's own rate."""
         gates = [self.message_gate] if self.decision_gate is None else [self.message_gate, self.decision_gate]
         return [
             *self.inside.groups(),
@@ -163,7 +160,7 @@ class Channelwise(nn.Module):
         return self.inside.body()
 
     def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Those of the agent inside; the statistics are over all channels."""
+        """The inner agent's statistics, which are over all channels."""
         self.inside.set_normalisation(statistics)
 
 
@@ -174,10 +171,10 @@ def _by_channel(x: Tensor, axis: int, rounds: int, channels: int) -> Tensor:
 
 
 def distinct(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(U,) the places of distinct ones among M rows, and (M,) int64 which of them each row equals.
+    """(U,) the places of distinct ones among M rows, and (M,) int64 the index of each row among them.
 
-    Rows are told apart by a random projection in double precision: two that differ are taken for one with a probability
-    of about 1e-16.
+    Rows are compared by a random projection in double precision: different ones coincide with a probability of about
+    1e-16.
     """
     keys = []
     for number, name in enumerate(sorted(rows)):

@@ -1,9 +1,9 @@
-"""What the networks of graph isomorphism and of image classification share: heads on a body, normalised messages, and a
-random agent.
+"""Shared parts of the networks of graph isomorphism and image classification: heads on a body, normalised messages, and
+a random agent.
 
-A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that
-decide, send linear messages and value are made here. The order in which parts are made is the order in which they draw
-their first weights.
+A scenario's agent provides its body and the head that chooses what to name (a node, a latent pixel); the heads for
+decisions, linear messages and values are made here. Parts draw their initial weights in the order in which they are
+made.
 """
 
 from abc import abstractmethod
@@ -25,31 +25,30 @@ _MESSAGES = ("history", "latest", "linear")
 
 
 class DialogueAgent(nn.Module):
-    """Heads and buffers of one agent that names parts of what it sees; see `GraphAgent` and `ImageAgent`."""
+    """Heads and buffers of an agent that names parts of its observation; see `GraphAgent` and `ImageAgent`."""
 
     decider: nn.Module | None
     linear_selector: nn.Module | None
     value_head: nn.Module
     normalisation: Tensor
     history_axis: int
-    """Of the features in the history, counted from 0."""
+    """The features' axis in the history, from 0."""
 
     def __init__(self, settings: HeadSettings, seat: Seat, critic_seat: Seat | None) -> None:
-        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its
-        own."""
+        """critic_seat: of a central critic, its value's input beyond the label; it needs a body of its own."""
         super().__init__()
         self.seat, self.critic_seat = seat, critic_seat
         self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
         self._heads = settings
 
     def make_selector(self, hidden: int) -> nn.Module:
-        """The head that scores each thing that can be named, once for every writable channel and position."""
+        """The head that scores each nameable part, once for every writable channel and position."""
         return mlp(self._heads.d_representation, hidden, self.seat.num_factors, self._heads.activation)
 
     def make_heads(self, width: int, selector: nn.Module, initialise_value: bool = True) -> None:
-        """Add the other heads, on `width` features, and the buffers; give all heads their first weights.
+        """Add the other heads, on `width` features, and the buffers; initialise all heads.
 
-        initialise_value: False leaves the value head's as torch makes them.
+        initialise_value: False leaves the value head at torch's initialisation.
         """
         settings, seat, activation = self._heads, self.seat, self._heads.activation
         with_round = width + seat.rounds + 1
@@ -69,17 +68,16 @@ class DialogueAgent(nn.Module):
         self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * len(_MESSAGES)))
 
     def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Set mean and standard deviation of "history", "latest" and "linear"; they travel with the weights."""
+        """Set mean and standard deviation of "history", "latest" and "linear"; they are part of the weights."""
         for row, name in enumerate(_MESSAGES):
             if name in statistics:
                 self.normalisation[row] = torch.tensor(statistics[name])
 
     def messages(self, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor, Tensor | None]:
-        """History, latest message and linear history (None where there is none) of `obs`, normalised. Behind the
-        history's features stands what the agent is told of the episode's role, at every place the same.
+        """History, latest message and linear history (None without one) of `obs`, normalised. The history's features
+        are followed by the known role of the episode, the same at every place.
 
-        At the beginning nothing has been said, and what would be said of it is 0. prefix: `state_` for what a central
-        critic reads.
+        Without earlier messages all are 0. prefix: `state_` for a central critic.
         """
         (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
         spoken_N = obs["round"] > 0
@@ -107,11 +105,11 @@ class DialogueAgent(nn.Module):
 
     @property
     def reads_whole(self) -> bool:
-        """Whether the policy reads the summary of everything, beside what it scores part by part."""
+        """True if the policy reads the summary of everything, in addition to scores part by part."""
         return self.decider is not None or self.linear_selector is not None
 
     def policy_of(self, message_NFS: Tensor, summary_NW: Tensor | None, obs: Observation) -> Policy:
-        """The distribution of a turn from the scores of what can be named. summary_NW: see `reads_whole`."""
+        """The distribution of a turn from the scores of nameable parts. summary_NW: see `reads_whole`."""
         decision = linear = None
         if self.decider is not None:
             assert summary_NW is not None
@@ -121,7 +119,7 @@ class DialogueAgent(nn.Module):
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def value_of(self, summary_NW: Tensor, obs: Observation) -> Tensor:
-        """The value (N,) of N turns; a central critic knows the label."""
+        """The value (N,) of N turns; a central critic also reads the label."""
         known = self._with_round(summary_NW, obs)
         if self.critic_seat is not None:
             known = torch.cat([known, round_one_hot(obs["label"], self.seat.verdicts - 1, known.dtype)], 1)
@@ -143,20 +141,20 @@ class DialogueAgent(nn.Module):
 
 @torch.no_grad()
 def share_rounds(weight_DF: Tensor, rounds: int) -> None:
-    """Give every round's columns of the input layer the values of round 0's.
+    """Copy the input columns of round 0 to every round.
 
     A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two
-    isomorphic graphs with equal representations, which independent columns would make different. Training is free to
-    tell rounds apart.
+    isomorphic graphs with equal representations, which independent columns would make different. Training may still
+    distinguish rounds.
     """
     weight_DRL = weight_DF.unflatten(1, (rounds, -1))
     weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
 class RandomAgent(nn.Module):
-    """Uniform over what it may name, linear symbols and decisions; its value is 0. Never trained.
+    """Uniform over legal names, linear symbols and decisions; its value is 0. Never trained.
 
-    allowed: (N, F, ...) bool by observation and seat, what it may name (None: everything).
+    allowed: (N, F, ...) bool by observation and seat, the parts it may name (None: all).
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class RandomAgent(nn.Module):
     ) -> None:
         super().__init__()
         self.seat, self.num_symbols, self.allowed = seat, num_symbols, allowed
-        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
+        self.register_buffer("unused", torch.zeros(1))  # checkpoints need some state
 
     def forward(
         self, obs: Observation, want_policy: bool = True, want_value: bool = True
@@ -184,4 +182,4 @@ class RandomAgent(nn.Module):
         return []
 
     def body(self) -> None:
-        """It has none."""
+        """None."""

@@ -1,4 +1,4 @@
-"""The scenarios that language models play: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
+"""The scenarios of language models: built-in ones, and those of plugins (`nip_ray.plugins`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,13 +22,13 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class LanguageScenarioKind:
-    """All that is known of a scenario beside its name.
+    """The definition of a scenario.
 
     settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol,
     settings) -> the scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique
     within its split) and `y` (the code of the right verdict); the same arguments give the same items. read_item: an
-    item from the plain JSON mapping that write_item makes of it. groups: name -> value of an item; accuracy is also
-    told by these. held_out: whether no item of "test" is one of "train".
+    item from the plain JSON mapping of write_item. groups: name -> value of an item; accuracy is also reported by
+    these. held_out: True if no item of "test" is one of "train".
     """
 
     settings: type
@@ -63,9 +63,11 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
 
 
 def language_kind(settings: Any) -> LanguageScenarioKind:
-    """What is known of the scenario that `settings` (a settings dataclass with a `name`) describes. Raises UserError
-    for another name."""
+    """The definition of the scenario of `settings` (a settings dataclass with a `name`). Raises UserError if
+    unknown."""
     if settings.name not in LANGUAGE_SCENARIOS:
         known = ", ".join(LANGUAGE_SCENARIOS)
-        raise UserError(f"scenario.name: {settings.name!r} is no scenario of language models, expected one of {known}")
+        raise UserError(
+            f"scenario.name: {settings.name!r} is not a scenario of language models, expected one of {known}"
+        )
     return LANGUAGE_SCENARIOS[settings.name]

@@ -1,13 +1,12 @@
-"""One call that says whether a scenario of language models keeps its promises to runs.
+"""A check that a scenario of language models meets the requirements of runs, in one call.
 
 Decisions that matter here:
 
-- It is tried on random replies of its own (`invent`), played as runs play dialogues; no model is asked.
-- What is asked is what runs rely on: the same seed gives the same items, a chat is a pure function of the dialogue, so
-  that what is learned from and what is resumed is what was shown; a reply that cannot be read is InvalidReply and never
-  another error.
-- An agent must not be shown what it may not know: a verifier the label, anyone what others wrote in channels that it
-  cannot read.
+- It plays dialogues as runs do, with the scenario's own random replies (`invent`); no model is queried.
+- It checks what runs rely on: the same seed gives the same items; a chat is a pure function of the dialogue, so that
+  learning and resuming use the chat that was shown; an unreadable reply is InvalidReply and never another error.
+- An agent must not see what it may not know: a verifier the label, any agent the messages in channels that it cannot
+  read.
 """
 
 import copy
@@ -31,13 +30,12 @@ _ROLES = ("system", "user", "assistant")
 
 
 def check_language_scenario(settings: Any, protocol: Protocol) -> None:
-    """Raise one UserError that lists what is wrong with the scenario of `settings` under `protocol`; return quietly
-    when nothing is found.
+    """Raise one UserError that lists the faults of the scenario of `settings` under `protocol`, if any.
 
-    settings: an instance of the settings class that was registered. Checked: items (splits, labels, seeds, records),
-    chats (form, purity, what an agent may not know), replies (what is invented can be read, what cannot be read is
-    refused, verdicts say what they are to say), and for a game without a verifier its payments. Takes a second or two;
-    what building and making items raise comes through.
+    settings: an instance of the registered settings class. Checked: items (splits, labels, seeds, records), chats
+    (form, purity, privacy), replies (invented ones can be read, unreadable ones are refused, verdicts have the right
+    code), and for a game without a verifier its payments. Takes a second or two; errors while building and making items
+    pass through.
     """
     kind = language_kind(settings)
     scenario = kind.build(protocol, settings)
@@ -52,7 +50,7 @@ def check_language_scenario(settings: Any, protocol: Protocol) -> None:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- items
+# ---------------------------------------------------------------------------------------------------------------- items
 
 
 def _item_faults(
@@ -68,7 +66,7 @@ def _item_faults(
         return
     if kind.items(settings, 0) != items:
         yield (
-            "items(settings, seed) gives other items when it is asked again; draw from"
+            "items(settings, seed) returns other items when it is called again; draw from"
             " Random(nip_ray.seeding.stable_seed(seed, ...))"
         )
     for split, found in items.items():
@@ -83,7 +81,7 @@ def _item_faults(
         for split, found in items.items()
     }
     if kind.held_out and (both := set(records["train"]) & set(records["test"])):
-        yield f"{len(both)} items stand in train and in test; hold others out, or say held_out=False"
+        yield f"{len(both)} items are in train and in test; hold others out, or set held_out=False"
     for item in (found[0] for found in items.values()):
         if kind.read_item(json.loads(json.dumps(kind.write_item(item)))) != item:
             yield "read_item does not give back what write_item wrote (lists for tuples?)"
@@ -92,7 +90,7 @@ def _item_faults(
                 yield f"groups[{name!r}] must give text or an integer (got {value_of(item)!r})"
 
 
-# --------------------------------------------------------------------------------------------------------------- plays
+# ---------------------------------------------------------------------------------------------------------------- plays
 
 
 def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
@@ -145,17 +143,17 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
     if chat[0]["role"] == "assistant":
         yield f"chat({agent!r}) begins with the assistant; let a system message or a user's come first"
     if scenario.chat(dialogue, agent) != chat or dialogue != before:
-        yield f"chat({agent!r}) gives another chat when it is asked again, or changes the dialogue"
+        yield f"chat({agent!r}) returns another chat when it is called again, or changes the dialogue"
     if scenario.chat(_hidden(scenario, dialogue, agent), agent) != chat:
         yield (
-            f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show"
-            " `turn.messages`"
+            f"chat({agent!r}) reveals others' raw replies, or messages in channels that it cannot read (protocol.sees);"
+            " show `turn.messages`"
         )
     if agent in scenario.protocol.verifiers:
         other = copy.copy(dialogue.item)
         object.__setattr__(other, "y", (other.y + 1) % len(scenario.protocol.verdicts))
         if scenario.chat(replace(dialogue, item=other), agent) != chat:
-            yield f"chat({agent!r}) tells the label to one who is to find it out"
+            yield f"chat({agent!r}) reveals the label to a verifier"
 
 
 def _is_chat(chat: Any) -> bool:
@@ -168,7 +166,7 @@ def _is_message(message: Any) -> bool:
 
 
 def _hidden(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Dialogue:
-    """`dialogue`, with all that `agent` must not be shown put differently."""
+    """`dialogue`, with everything hidden from `agent` changed."""
 
     def seen(turn: Turn) -> Turn:
         if turn.agent == agent:
@@ -180,7 +178,7 @@ def _hidden(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Dialo
 
 
 def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, reply: str) -> Iterator[str]:
-    """What models rely on whose tokens are words; examples to begin with."""
+    """Requirements of models whose tokens are words; warm-up examples."""
     known = set(scenario.words)
     example = scenario.warm_example(dialogue.item, agent, dialogue.seed)
     if example != scenario.warm_example(dialogue.item, agent, dialogue.seed):
@@ -192,7 +190,7 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
     texts = [message["content"] for message in (*scenario.chat(dialogue, agent), *told)] + [reply, right]
     missing = [word for text in texts for word in text.split() if word not in known]
     if known and missing:
-        yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which stand in what {agent!r} is shown or replies"
+        yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which are in the chat or the replies of {agent!r}"
 
 
 def _turn_faults(
@@ -213,7 +211,7 @@ def _turn_faults(
 
 
 def _reply_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
-    """Whatever a model may reply is read or refused."""
+    """Every possible reply is read or refused."""
     for reply in _UNREADABLE:
         try:
             scenario.parse(dialogue, agent, reply)
@@ -224,7 +222,7 @@ def _reply_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) ->
 
 
 def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
-    """What replaced guesses and schemas rely on."""
+    """Requirements of replaced guesses and schemas."""
     if (schema := scenario.reply_schema(agent)) is not None:
         json.dumps(schema)
     counts = agent in scenario.protocol.verifiers and len(dialogue.rounds) >= scenario.protocol.min_rounds - 1
@@ -249,7 +247,7 @@ def _payment_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[
 
 
 def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[str]:
-    """What is learned from is what was shown."""
+    """Training chats equal the shown chats."""
     last = len(dialogue.rounds) - 1
     for turn in dialogue.rounds[last]:
         if last not in scenario.usable_rounds(dialogue, turn.agent):
@@ -262,7 +260,7 @@ def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[s
 
 
 def _invalid_faults(scenario: LanguageScenario, dialogue: Dialogue, speakers: Any) -> Iterator[str]:
-    """A round in which nobody gave a usable reply is played on, and nobody learns from it."""
+    """Play continues after a round without a usable reply, and nothing is learned from it."""
     going_on = scenario.protocol.undecided
     turns = [
         Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), going_on, invalid=True)

@@ -1,4 +1,4 @@
-"""What tells that a file was changed, for the keys under which something that was read from it is kept."""
+"""Marks that change with a file, for the keys of caches."""
 
 from pathlib import Path
 
@@ -6,10 +6,9 @@ Mark = tuple[str, int, int]
 
 
 def marks(*paths: str | Path | None) -> tuple[Mark, ...]:
-    """(path, bytes, time of the last change in nanoseconds) of every file that `paths` name, of folders of all files
-    below them.
+    """(path, bytes, time of last change in nanoseconds) of every file in `paths`, for folders of all files below them.
 
-    What is not there has no mark: whoever wants to read it says so.
+    Missing files have no mark: reading them raises.
     """
     found = []
     for path in (Path(path) for path in paths if path is not None):

@@ -1,4 +1,4 @@
-"""From settings to a scenario and its agents, the same in every process."""
+"""Build a scenario and its agents from settings, the same in every process."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,15 +38,15 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
 """Name -> builder of every scenario of networks, those of plugins included."""
 
 WITH_FILES = ("graph_isomorphism", "image_classification")
-"""Scenarios that can be examined on instances of a file."""
+"""Scenarios that can be evaluated on instances from a file."""
 
 
 def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None) -> Scenario:
-    """The scenario that `settings` (a settings dataclass with a `name`) describes, under `protocol`.
+    """The scenario of `settings` (a settings dataclass with a `name`) under `protocol`.
 
-    dataset: a file of instances to be examined on instead of the held-out ones; training instances stay those of the
-    settings. Raises UserError for an unknown name, unusable data, labels beyond the two verdicts, or agents that the
-    protocol does not have.
+    dataset: a file of instances in place of the held-out ones; training instances stay those of the settings. Raises
+    UserError for an unknown name, unusable data, labels beyond the two verdicts, or agents that the protocol does not
+    have.
     """
     if settings.name not in SCENARIOS:
         raise UserError(
@@ -60,10 +60,9 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
 
 
 def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
-    """The scenario of an experiment's three parts: under its protocol, or under the one in which the agent that learns
-    alone plays alone.
+    """The scenario of an experiment's three parts: under its protocol, or the one in which the solo agent is alone.
 
-    dataset: as in `build_scenario`. Raises UserError as it does, and for an agent that does not play.
+    dataset: as in `build_scenario`. Raises UserError as it does, and for an unknown agent.
     """
     made = from_settings(protocol)
     if algorithm.name == "solo":
@@ -73,14 +72,13 @@ def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, d
 
 
 def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:
-    """Fresh networks of all agents, seeded by name, with observation statistics in place where the settings ask for
-    them."""
+    """New networks of all agents, seeded by name, with observation statistics if the settings require them."""
     agents = {
         agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents
     }
     if isinstance(settings, GraphIsomorphismSettings | ImageClassificationSettings) and settings.normalize_observations:
         for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
-            # one that draws at random needs none
+            # a random one needs none
             if set_normalisation := getattr(agents[agent], "set_normalisation", None):
                 set_normalisation(statistics)
     return agents
@@ -96,7 +94,7 @@ def random_twin(scenario: Any) -> dict[str, nn.Module]:
 def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Agent -> message feature -> (mean, standard deviation), over about `num_steps` rounds of uniform random play.
 
-    One number each over all nodes, rounds and copies, padding included, as in the published library; taken from
+    One number each over all nodes, rounds and copies, padding included, as in the published library; computed from
     training instances once and used in training and test alike.
     """
     protocol = scenario.protocol

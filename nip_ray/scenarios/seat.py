@@ -1,5 +1,4 @@
-"""What protocol and scenario say of an agent's inputs and outputs, whose settings it has, and scenarios whose messages
-name parts."""
+"""Agents' inputs and outputs under a protocol and a scenario, settings, and scenarios whose messages name parts."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,13 +19,12 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Seat:
-    """What protocol and scenario say of one agent: R rounds, its visible channels and those that it ever writes to.
+    """The seat of one agent: R rounds, its visible channels and the ones it writes to.
 
     index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
-    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision.
-    verdicts: how many there are. answers: whether it is a prover, who must answer in the graph opposite to the latest
-    message of a channel; the others name any node. told: features of what it is told of the episode's role, 0 where it
-    is told none.
+    linear_symbols: size of the linear message alphabet, 0 for none. decides: True if its turns have a decision.
+    verdicts: their number. answers: True for a prover, which must answer in the graph opposite to the latest message of
+    a channel; the others name any node. told: number of features of its knowledge of the episode's role, 0 without any.
     """
 
     agent: str
@@ -43,7 +41,7 @@ class Seat:
 
     @property
     def decisions(self) -> int:
-        """How many choices a decision has: the verdicts, and to continue."""
+        """The number of choices of a decision: the verdicts, and continuing."""
         return self.verdicts + 1
 
     @property
@@ -83,8 +81,8 @@ def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int)
 def agents_of(
     protocol: Protocol, given: Mapping[str, Settings], default: Callable[[], Settings]
 ) -> dict[str, Settings]:
-    """Everybody's settings: its own, else those of `_default`, else what `default` makes. Raises UserError for one that
-    does not play."""
+    """All agents' settings: its own, else those of `_default`, else the result of `default`. Raises UserError for an
+    unknown agent."""
     unknown = set(given) - set(protocol.agents) - {"_default"}
     if unknown:
         raise UserError(
@@ -95,7 +93,7 @@ def agents_of(
 
 
 class NamingScenario(Scenario):
-    """Agents name parts of what they see: nodes of graphs, latent pixels.
+    """Agents name parts of their observations: nodes of graphs, latent pixels.
 
     agents: agent -> settings of its networks. shared_body: policy and value share a body. central_critic: values see
     the whole state.
@@ -119,28 +117,26 @@ class NamingScenario(Scenario):
         )
         self.message_size, self.linear_symbols = message_size, linear_symbols
         self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
-        everything = tuple(range(len(protocol.channels)))  # what a central critic reads
+        everything = tuple(range(len(protocol.channels)))  # input of a central critic
         self.critic_seats = {
             agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()
         }
 
     @abstractmethod
     def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
-        """What `agent` sees of the instances."""
+        """The part of the instances that `agent` sees."""
 
     @abstractmethod
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """How often each part was named, in the channels that the seat `at` reads: in each round, and in what is
-        latest."""
+        """Times each part was named, in the channels that seat `at` reads: in each round, and in the latest."""
 
     def latest(self, at: Seat, by_round_NRLX: Tensor, round_N: Tensor) -> Tensor:
-        """(N, L, ...) of counts by round (N, R, L, ...), which are 0 in rounds to come: those of the round before, as
-        published.
+        """(N, L, ...) of counts by round (N, R, L, ...), 0 in future rounds: of the round before, as published.
 
-        Of an agent that reads channels apart: the last of each channel that are not all 0, so that the second of two
-        provers that answer in turns still sees its question.
+        For an agent that reads channels separately: the last counts of each channel that are not all 0, so that the
+        second of two provers that answer in turns still sees its question.
         """
-        # in round 0 nothing stands there yet
+        # empty in round 0
         last_NL = (round_N - 1).clamp(0, at.rounds - 1)[:, None].expand(-1, at.latest_features)
         if self.agents[at.agent].channels == "apart":
             number_R1 = torch.arange(1, at.rounds + 1, device=round_N.device)[:, None]
@@ -151,11 +147,10 @@ class NamingScenario(Scenario):
         return by_round_NRLX.gather(1, place).squeeze(1)
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees: `turn_masks`, `shown`, and history, latest and linear_history of the messages that it
-        reads.
+        """The observation of `agent`: `turn_masks`, `shown`, and history, latest and linear_history of the messages
+        that it reads.
 
-        With a central critic, for the value alone: label (N,), and what it reads beyond the agent, with `state_` before
-        the names.
+        With a central critic, for the value alone: label (N,), and its further inputs, with `state_` before the names.
         """
         at, critic = self.seats[agent], self.critic_seats[agent]
         obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
@@ -176,18 +171,18 @@ class NamingScenario(Scenario):
 
 
 def naming_options(settings: Any) -> dict[str, Any]:
-    """The options of `NamingScenario` that a scenario's settings hold."""
+    """The options of `NamingScenario` in a scenario's settings."""
     return {
         name: getattr(settings, name) for name in ("shared_body", "central_critic", "message_size", "linear_symbols")
     }
 
 
 def symbol_counts(said_NRACM: Tensor, reads: tuple[int, ...], num_symbols: int) -> Tensor:
-    """(N, R * channels * M, symbols) float: how many agents said each symbol, by round, channel that is read, and
-    position."""
+    """(N, R * channels * M, symbols) float: the number of agents that sent each symbol, by round, channel that is read,
+    and position."""
     said_NFA = said_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
     spread = torch.zeros(*said_NFA.shape[:2], num_symbols + 1, device=said_NFA.device)
     one = torch.ones((), device=said_NFA.device).expand(said_NFA.shape)
-    # nothing said lands behind and is cut off
+    # silence goes to the end and is cut off
     spread.scatter_add_(2, torch.where(said_NFA < 0, num_symbols, said_NFA), one)
     return spread[..., :num_symbols].contiguous()

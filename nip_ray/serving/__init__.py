@@ -1,1 +1,1 @@
-"""A local language model: generation, fine-tuning, and a server that speaks the OpenAI protocol."""
+"""A local language model: generation, fine-tuning, and a server with the OpenAI protocol."""

@@ -1,14 +1,12 @@
-"""A server for local models that speaks the OpenAI protocol: chat completions, models, files, fine-tuning jobs. Ray
-Serve runs it.
+"""A server for local models with the OpenAI protocol: chat completions, models, files, fine-tuning jobs; on Ray Serve.
 
 Decisions that matter here:
-- one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by
-  more than its CPUs;
+- one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job slows replies down only by its
+  CPUs;
 - a client's model name is looked up among the models of this server, never as a path;
-- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray. Without
-  one, what a web page elsewhere could make a browser here send is refused (`nip_ray.cluster.own_address`);
-- all state is in the folder: a server that starts there again has its models, files and jobs, and continues with those
-  unfinished.
+- the server listens on 127.0.0.1 by default. With a key, only its SHA-256 sum is sent to Ray. Without one, requests
+  that a web page elsewhere could make a local browser send are refused (`nip_ray.cluster.own_address`);
+- all state is in the folder: a server restarted there has its models, files and jobs, and continues unfinished ones.
 """
 
 import asyncio
@@ -34,9 +32,8 @@ APP_NAME = "nip-ray-models"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for).
-    host, port: where the server listens.
-    """
+    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (None: no token is required).
+    host, port: where the server listens."""
 
     folders: ModelFolders
     max_batch_size: int = 32
@@ -161,7 +158,7 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nobody listens now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
@@ -175,10 +172,10 @@ def start_server(
     num_cpus: float = 1,
     num_gpus: float = 0,
 ) -> tuple[str, Any]:
-    """Start training actor and server, of one replica, on the Ray that runs; returns (base URL, training actor). port
-    0: one that is free.
+    """Start training actor and server, of one replica, on the running Ray; returns (base URL, training actor). port 0:
+    a free one.
 
-    Raises UserError where the extra `serve` is missing.
+    Raises UserError without the extra `serve`.
     """
     from nip_ray.serving.host import start_training
 
@@ -214,11 +211,11 @@ def serve_model(
     folder: Path = Path("served"),
     api_key_variable: str | None = None,
 ) -> None:
-    """Serve until interrupted. model_dir: the model to begin with (none: the default model). folder: where fine-tuned
-    models, files and jobs are kept. api_key_variable: the environment variable with the bearer token that clients must
-    send (none: they need none).
+    """Serve until interrupted. model_dir: the initial model (None: the default model). folder: for fine-tuned models,
+    files and jobs. api_key_variable: the environment variable with the bearer token that clients must send (None: no
+    token).
 
-    Raises UserError for a folder without a model, an unset variable, a port that is taken, a missing extra.
+    Raises UserError for a folder without a model, an unset variable, a port in use, a missing extra.
     """
     settings = server_settings(model_dir, folder, max_batch_size, api_key_variable)
     with socket.socket() as probe:
@@ -232,26 +229,26 @@ def serve_model(
     from nip_ray.cluster.ray_session import start_local_ray
 
     provider = LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size)
-    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
+    with interruptible():  # SIGTERM too: Ray's own handler would abort before the server is down
         try:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            if not ray.is_initialized():  # a Ray of this server's own, whose ports are on the loopback
+            if not ray.is_initialized():  # this server's own Ray, with ports on the loopback
                 start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))
-            with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
+            with kept():  # Ray Serve connects actors, which installs Ray's handlers again
                 url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
             print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
             while True:
                 time.sleep(3600)
         finally:
             if ray.is_initialized():
-                # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
+                # with all of Serve; Serve's own shutdown makes Ray complain of a lost controller
                 ray.shutdown()
 
 
 def server_settings(
     model_dir: Path | None, folder: Path, max_batch_size: int = 32, api_key_variable: str | None = None
 ) -> ServerSettings:
-    """The settings from what a command line gives. Raises UserError; see `serve_model`."""
+    """The settings from a command line. Raises UserError; see `serve_model`."""
     named: tuple[tuple[str, Path], ...] = ()
     if model_dir is not None:
         if (fault := model_fault(model_dir)) is not None:

@@ -1,13 +1,13 @@
-"""Continuous batching: replies join and leave the running batch at every token. One thread may use a batch.
+"""Continuous batching: replies join and leave the running batch at every token. A batch is used by one thread.
 
 Decisions that matter here:
 - our own loop over transformers' models, because its own continuous batching draws every reply from one global
-  generator: here the same request and seed give the same reply whatever its neighbours are (up to float noise);
+  generator: here the same request and seed give the same reply with any neighbours (up to float noise);
 - a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at
-  most `PREFILL` tokens over all rows, starting from what any slot already holds of it (see `nip_ray.serving.slots`).
-  Equal prompts that join together are computed once;
-- what is done once for each row and token is plain Python on numbers; tensors are made for all rows together. Tokens
-  become text when a reply is done, or at each token where somebody listens.
+  most `PREFILL` tokens over all rows, starting from the prefix that any slot already holds (see
+  `nip_ray.serving.slots`). Equal prompts that join together are computed once;
+- work per row and token is plain Python on numbers; tensors are made for all rows together. Tokens become text when a
+  reply is done, or at each token if there is a listener.
 """
 
 import inspect
@@ -34,15 +34,14 @@ from nip_ray.serving.stream import TextStream
 from nip_ray.serving.windows import layer_masks, refuse_other_layers
 
 PREFILL = 4096
-"""The most tokens of prompts in one forward pass."""
+"""Maximum number of prompt tokens in one forward pass."""
 
 _MOST_GRAMMARS = 16
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A reply in the making. future: who waits for it elsewhere; done early, it takes the row out. reply: once it is
-    whole."""
+    """A reply in progress. future: of the caller; done early, it removes the row. reply: once it is complete."""
 
     request: GenerationRequest
     stream: int
@@ -60,17 +59,16 @@ class Row:
 
 
 class ContinuousBatch:
-    """Generates for many at once with a model in memory. waiting: rows that were not begun; rows: those in the making,
-    one to a slot.
+    """Generates for many at once with a model in memory. waiting: not yet started; rows: in progress, one per slot.
 
-    The model may be shared: whoever changes its weights calls `forget` before more is generated.
+    The model may be shared: after changing its weights call `forget` before generating.
     """
 
     def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
         """Raises UserError for a model that it cannot run."""
         refuse_other_layers(model.config, chat.tokenizer.name_or_path)
         self.model, self.chat = model, chat
-        # without adapters, which hide what it takes
+        # without adapters, which hide its arguments
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.waiting: deque[Row] = deque()
@@ -84,10 +82,10 @@ class ContinuousBatch:
     def row(
         self, request: GenerationRequest, on_text: OnText | None = None, future: "Future[Generation] | None" = None
     ) -> Row:
-        """A row to put into `waiting`; may be called from any thread.
+        """A row for `waiting`; may be called from any thread.
 
-        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense, and
-        for a schema that the model's vocabulary does not have.
+        Raises TooLong for a request that does not fit into the model's context, UserError for an invalid one, and for a
+        schema that the model's vocabulary cannot write.
         """
         if not request.prompt or request.max_tokens < 1:
             raise UserError("a request needs a prompt of at least one token, and max_tokens of at least 1")
@@ -116,15 +114,15 @@ class ContinuousBatch:
         return [row.reply for row in rows if row.reply is not None]
 
     def forget(self) -> None:
-        """Reuse nothing that was computed so far: the weights are others now."""
+        """Discard cached computations: the weights have changed."""
         self._slots.forget()
 
     @torch.inference_mode()
     def advance(self) -> None:
-        """Admit those for whom there are slots, compute one token for every row, let those that are done go."""
+        """Admit rows to free slots, compute one token for every row, release finished ones."""
         self._leave([index for index, row in enumerate(self.rows) if row.given_up()])
         room = self._slots.num_slots - len(self.rows)
-        if room:  # drop who gave up; those who join now do so in the order of what there is to compute of their prompts
+        if room:  # drop cancelled rows; new rows join in the order of their remaining prompts
             waiting = [row for row in self.waiting if not row.given_up()]
             joining = waiting[:room]
             if len(joining) > 1:
@@ -153,9 +151,9 @@ class ContinuousBatch:
         return found
 
     def _prefill(self) -> None:
-        """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token
-        of each reply."""
-        # choose prompts, equal ones once, each with the slot that holds its longest beginning
+        """Compute the prompts of the first waiting rows, as many as `PREFILL` and the slots allow, and draw the first
+        token of each reply."""
+        # choose prompts, equal ones once, each with the slot that holds its longest prefix
         first, count, longest = len(self.rows), 0, 0
         alike: dict[tuple[int, ...], list[Row]] = {}
         sources: list[tuple[int, int]] = []
@@ -170,7 +168,7 @@ class ContinuousBatch:
                 longest, alike[key] = length, []
             alike[key].append(row)
             count += 1
-        # compute what is missing of each, in pieces
+        # compute the missing part of each, in pieces
         self._slots.reserve(
             max(len(rows[0].request.prompt) + row.request.max_tokens for rows in alike.values() for row in rows)
         )
@@ -216,7 +214,7 @@ class ContinuousBatch:
         return out.logits[:, -1]
 
     def _take(self, logits_BV: Tensor, first: int) -> None:
-        """Draw a token for each row from slot `first` on, and let those rows go that are done."""
+        """Draw a token for each row from slot `first` on, and release finished rows."""
         rows, device = self.rows[first:], logits_BV.device
         for index, row in enumerate(rows):
             if row.writer and (allowed := row.writer.allowed()) is not None:
@@ -250,7 +248,7 @@ class ContinuousBatch:
         reason = "length" if cut and not row.text.stopped else "stop"
         row.reply = Generation(row.text.text, row.tokens, reason, len(row.request.prompt), row.logprobs)
         if row.future is not None:
-            with suppress(Exception):  # cancelled in the meantime
+            with suppress(Exception):  # cancelled meanwhile
                 row.future.set_result(row.reply)
         return True
 
@@ -266,13 +264,13 @@ class ContinuousBatch:
 
 
 def _tell(row: Row, piece: str) -> None:
-    """Pass on a piece of text. A listener that fails ends its own reply, and nobody else's."""
+    """Pass on a piece of text. A failing listener ends only its own reply."""
     assert row.on_text is not None
     assert row.future is not None
     try:
         row.on_text(piece)
     except Exception as error:
-        with suppress(Exception):  # cancelled in the meantime
+        with suppress(Exception):  # cancelled meanwhile
             row.future.set_exception(error)
 
 

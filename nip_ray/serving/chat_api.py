@@ -18,7 +18,7 @@ from nip_ray.serving.shelf import Shelf
 
 
 class TextPart(Strict):
-    """A piece of a content that is given in pieces."""
+    """A text part of a content."""
 
     type: Literal["text"]
     text: str
@@ -32,7 +32,7 @@ class MessageBody(Strict):
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """As templates know it."""
+        """The message in the form of templates."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         made = {"role": "system" if self.role == "developer" else self.role, "content": content}
         return {**made, "name": self.name} if self.name else made
@@ -52,7 +52,7 @@ class TextFormat(Strict):
 
 
 class NamedSchema(Strict):
-    """A schema of the kind that `nip_ray.serving.grammar` has; it is always kept to, strict or not."""
+    """A schema of the kind in `nip_ray.serving.grammar`; it is always enforced, strict or not."""
 
     name: str
     description: str | None = None
@@ -74,7 +74,7 @@ class JsonFormat(Strict):
 
 
 class ChatBody(Strict):
-    """The request. The last group is accepted at its default only, the one before it has no influence."""
+    """The request. The last group is accepted only at its default, the one before it is ignored."""
 
     model: str
     messages: list[MessageBody] = Field(min_length=1)
@@ -101,7 +101,7 @@ class ChatBody(Strict):
     response_format: Annotated[TextFormat | JsonFormat, Field(discriminator="type")] | None = None
 
     def generation(self) -> GenerationRequest:
-        """All but the prompt. Without a seed the reply is drawn by one of the system's own."""
+        """All but the prompt. Without a seed the reply gets a random one."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return GenerationRequest(
             prompt=[],
@@ -129,8 +129,8 @@ async def complete(shelf: Shelf, folder: Path, body: ChatBody) -> dict[str, Any]
 
 
 async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[str]:
-    """The chat completion as server-sent events; the first is awaited here, so that an error is an answer and no broken
-    stream.
+    """The chat completion as server-sent events; the first is awaited here, so that an error is a response and not a
+    broken stream.
 
     Raises ApiError for a request that the model cannot meet. Closing the iterator stops the generation.
     """
@@ -142,7 +142,7 @@ async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[st
 
     work = shelf.generate(folder, messages, request, "refuse", tell)
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the reader may have gone
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the reader may be gone
     task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
     first = await pieces.get()
     if first is None and task.done():
@@ -169,7 +169,7 @@ async def _events(
             piece = await pieces.get()
         try:
             made = await task
-        except Exception as error:  # the status went out long ago: the error is an event
+        except Exception as error:  # the status is already sent: the error is an event
             yield _event(ApiError(500, str(error)).body())
             return
         yield event({}, made.finish_reason)
@@ -181,7 +181,7 @@ async def _events(
 
 
 def refusal(error: UserError) -> ApiError:
-    """The answer to a request that cannot be met."""
+    """The response to a request that cannot be met."""
     return ApiError(400, str(error), "messages", "context_length_exceeded" if isinstance(error, TooLong) else None)
 
 

@@ -1,16 +1,16 @@
-"""From chats to tokens, by the template of a model's tokenizer: the same for answering and for learning.
+"""From chats to tokens, by the template of a model's tokenizer: the same for inference and training.
 
 Decisions that matter here:
-- content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space,
-  so that no agent can end its message and continue as somebody else;
-- the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
+- content cannot pose as structure: text that reads as a special token of the model is broken up by a space, so no agent
+  can end its message and continue as another;
+- a speaker's name is passed by the template if it supports names, else as `NAME: ` before the content;
 - a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word,
-  before a reply and with it, and to which a reply only adds (some move the system prompt, or leave it out, by what
-  comes last). One that accepts chats as they are gets them so;
-- most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of
-  their own, so that no token reaches over the end of a message, a message is rendered once and its tokens are kept;
-- a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the
-  question is) and the rest from its end (what was said last). Callers that would rather refuse compare lengths first.
+  before a reply and with it, and to which a reply only adds (some move the system prompt, or leave it out, depending on
+  the last message). A template that accepts chats unchanged gets them so;
+- most templates concatenate messages. If this one does (by trial chats), and its marks are separate tokens, so that no
+  token spans the end of a message, a message is rendered once and its tokens are cached;
+- a prompt that is too long loses its middle, and keeps a quarter from its beginning (instructions and question) and the
+  rest from its end (the last messages). Callers that prefer to refuse compare lengths first.
 """
 
 import re
@@ -34,20 +34,20 @@ _TRIAL: Chat = [
     {"role": "user", "name": "Expert_1", "content": "use3"},
     {"role": "system", "content": "sys4"},
 ]
-"""All that scenarios do and templates may mind."""
+"""All forms of scenarios that templates may refuse."""
 _LONG_TRIAL: Chat = [
     {"role": "system", "content": "sys0"},
     *({"role": role, "content": f"{role[:3]}{turn}"} for turn in range(1, 4) for role in ("user", "assistant")),
     {"role": "user", "content": "use4"},
 ]
 _MOST_RENDERED = 100_000
-"""Messages whose tokens are kept."""
+"""Maximum number of messages with cached tokens."""
 _REPLY = {"role": "assistant", "content": "ass5"}
 _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
 
 
 class ChatFormat:
-    """A tokenizer and what belongs to it. context: the most tokens of a prompt and its reply together."""
+    """A tokenizer with its settings. context: maximum tokens of a prompt and its reply together."""
 
     def __init__(self, tokenizer: Any, context: int) -> None:
         if tokenizer.chat_template is None:
@@ -57,14 +57,14 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
-        """Chats that have lost their middle in `prompt_before` or `cut_aloud`."""
+        """Number of chats that have lost their middle in `prompt_before` or `cut_aloud`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
-        self._replies: dict[str, list[int]] = {}  # where `joins`, of those that were asked for last
+        self._replies: dict[str, list[int]] = {}  # if `joins`: the most recent ones
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses
-        the chat."""
+        """The tokens of a chat, up to the beginning of the model's own message. Raises UserError if the template
+        refuses the chat."""
         chat: Any = (
             messages if self._shape is None else shape_chat([dict(message) for message in messages], self._shape)
         )
@@ -72,8 +72,8 @@ class ChatFormat:
         return self._render(chat, True) if joined is None else joined
 
     def refuse_hopeless(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises TooLong for a chat that cannot fit into the context however few tokens it has: to count those of
-        megabytes takes seconds, in which nobody else is answered."""
+        """Raise TooLong for a chat that certainly exceeds the context: counting tokens of megabytes takes seconds,
+        which would block all others."""
         size, most = sum(len(str(message.get("content") or "")) for message in messages), self.context * self._longest
         if size > most:
             raise TooLong(
@@ -82,14 +82,13 @@ class ChatFormat:
             )
 
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a chat whose last message is the model's own, which it ends."""
+        """The tokens of a chat whose last message is the model's own, including its end."""
         *before, last = (dict(message) for message in messages)
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
     def reply(self, messages: Sequence[Mapping[str, Any]], said: str) -> list[int]:
-        """The tokens by which a model would say `said` after a chat, with the one that ends it. Half the context is the
-        most."""
-        # after any such chat
+        """The tokens of the reply `said` after a chat, with the one that ends it; at most half of the context."""
+        # the same after any chat
         alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)
         if alike and said in self._replies:
             return list(self._replies[said])
@@ -103,14 +102,14 @@ class ChatFormat:
         return made
 
     def up_to_end(self, tokens: list[int]) -> list[int]:
-        """`tokens` up to the first that ends a reply; one is added where the template has none."""
+        """`tokens` up to the first that ends a reply; one is added if the template has none."""
         for index, token in enumerate(tokens):
             if token in self.ends:
                 return tokens[: index + 1]
         return [*tokens, *sorted(self.ends)[:1]]
 
     def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int = 0) -> list[int]:
-        """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
+        """`prompt`, without its middle if that would leave no room in the context for `reply_tokens` tokens."""
         tokens, room = self.prompt(messages), self.context - reply_tokens
         self.prompts_cut += len(tokens) > room
         return self.cut(tokens, room)
@@ -127,14 +126,14 @@ class ChatFormat:
         return self.cut(tokens, room)
 
     def cut(self, tokens: list[int], room: int) -> list[int]:
-        """At most `room` tokens: see above for what is left out."""
+        """At most `room` tokens; see the module for the omitted part."""
         if len(tokens) <= room:
             return tokens
         head = room // 4
         return tokens[:head] + tokens[len(tokens) - (room - head) :]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Text of a reply of these tokens, special tokens left out, but for marks of reasoning. See `opened` for one at
+        """Text of a reply of these tokens, without special tokens except marks of reasoning. See `opened` for one at
         its beginning."""
         return self.tokenizer.decode(
             [token for token in tokens if token not in self._hidden], skip_special_tokens=False
@@ -142,9 +141,8 @@ class ChatFormat:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning,
-        and for parts of a character's bytes, of which nobody can tell what they will be.
-        """
+        """The text that each token adds, by number. "" for special tokens, for marks of reasoning, and for parts of a
+        character's bytes, whose text is undetermined."""
         # some tokenizers drop a space at the beginning of a text
         before = self.tokenizer.encode("x", add_special_tokens=False)
         start = self.text(before)
@@ -156,20 +154,19 @@ class ChatFormat:
 
     @cached_property
     def _longest(self) -> int:
-        """Characters that a token may stand for: of the longest, or as many as a word may have that becomes one unknown
+        """Characters that a token may represent: of the longest, or as many as a word may have that becomes one unknown
         token."""
         return max(256, *map(len, self.tokenizer.get_vocab()))
 
     @cached_property
     def opened(self) -> str:
-        """The mark of reasoning that the template puts before every reply, else ""."""
+        """The mark of reasoning that the template adds before every reply, else ""."""
         found = OPENED.search(self.tokenizer.decode(self.prompt([{"role": "user", "content": "?"}])))
         return found[0] if found else ""
 
     @cached_property
     def closing(self) -> list[int]:
-        """The tokens that end the reasoning which the template begins, for replies without any; none where it begins
-        none."""
+        """The tokens that end reasoning begun by the template, for replies without any; [] if it begins none."""
         return (
             self.tokenizer.encode(f"{self.opened[0]}/{self.opened[1:]}\n\n", add_special_tokens=False)
             if self.opened
@@ -178,7 +175,7 @@ class ChatFormat:
 
     @cached_property
     def _shape(self) -> Shape | None:
-        """The first shape that the template accepts without leaving anything out; None: it takes any chat."""
+        """The first shape that the template accepts without leaving anything out; None: it accepts any chat."""
         trials = (_TRIAL[:1], _TRIAL)
         if all(map(self._shows, trials)):
             return None
@@ -188,14 +185,13 @@ class ChatFormat:
         return SHAPES[-1]
 
     def _shows(self, chat: Chat) -> bool:
-        """True if the template accepts a chat, shows every word of it, and does so with a reply, which then stands
-        behind all that."""
+        """True if the template accepts a chat, shows every word, and also with a reply, which follows all that."""
         words = {word for message in chat for word in message["content"].split()}
         plain = [self._plain(message) for message in chat]
         try:
             text = self.tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
             whole = self.tokenizer.apply_chat_template([*plain, _REPLY], add_generation_prompt=False, tokenize=False)
-        except Exception:  # templates are programs: how they refuse is theirs
+        except Exception:  # templates are programs: they refuse in any way
             return False
         return (
             all(word in text for word in words)
@@ -205,9 +201,8 @@ class ChatFormat:
 
     @cached_property
     def joins(self) -> bool:
-        """True if the tokens of any chat are those of its messages one after the other, and of what announces a reply,
-        and a reply is shown alike after any chat.
-        """
+        """True if the tokens of any chat are those of its messages concatenated, and of the reply header, and a reply
+        is rendered alike after any chat."""
         shape, shown = self._shape, set()
         for trial in (*(_TRIAL[:size] for size in range(1, len(_TRIAL) + 1)), _LONG_TRIAL):
             chat = trial if shape is None else shape_chat(trial, shape)
@@ -217,13 +212,13 @@ class ChatFormat:
                     return False
                 size = len(prompt) - len(self._rendered[()] or ())
                 shown.add((whole[:size] == prompt[:size], *whole[size:]))
-            except UserError:  # refused alone, and not as a part of a chat
+            except UserError:  # refused alone, but not as a part of a chat
                 return False
         return len(shown) == 1 and next(iter(shown))[0] is True
 
     def _joined(self, chat: Sequence[Mapping[str, Any]], check: bool = False) -> list[int] | None:
-        """The tokens of a chat from those of its messages; None where they cannot be told apart. check: whether ends
-        are marked, too."""
+        """The tokens of a chat from those of its messages; None if they cannot be separated. check: also check that
+        ends are marked."""
         tokens: list[int] = []
         for place, message in enumerate([*chat, None]):
             key = (not place, *map(message.get, ("role", "name", "content"))) if message else ()
@@ -238,10 +233,9 @@ class ChatFormat:
         return tokens
 
     def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
-        """The tokens that a message adds to a chat, as its first or later; without a message, those that announce a
-        reply.
+        """Tokens that a message adds to a chat, as its first or later; without a message, those of the reply header.
 
-        None where they cannot be told: templates show reasoning by what comes after it.
+        None if they cannot be determined: templates show reasoning depending on later messages.
         """
         if message and MARK.search(message.get("content") or ""):
             return None
@@ -258,7 +252,7 @@ class ChatFormat:
 
     @cached_property
     def _marks(self) -> frozenset[int]:
-        """Tokens that are found in a text before all others, and take nothing from beside them."""
+        """Tokens that are matched in a text before all others, and absorb nothing beside them."""
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(n for n, token in added if not (token.lstrip or token.rstrip or token.single_word))
 
@@ -289,7 +283,7 @@ class ChatFormat:
                     plain, add_generation_prompt=prompt, tokenize=True, return_dict=False
                 )
             )
-        except Exception as error:  # templates are programs of the model's makers: jinja passes on whatever they raise
+        except Exception as error:  # templates are programs of the model's makers: jinja passes on any error
             raise UserError(
                 f"the model's chat template refuses these messages ({type(error).__name__}: {error})"
             ) from None
@@ -309,7 +303,7 @@ class ChatFormat:
 
 
 def load_format(folder: Path, context: int) -> ChatFormat:
-    """The format of the model in `folder`. Raises UserError where there is no usable tokenizer."""
+    """The format of the model in `folder`. Raises UserError if there is no usable tokenizer."""
     transformers = local_llm("transformers")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(

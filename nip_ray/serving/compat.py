@@ -1,4 +1,4 @@
-"""Names of TRL and Ray Serve that are not public: here alone, each with the version in which it was read."""
+"""All uses of non-public names of TRL and Ray Serve, each with the version in which it was read."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ PRIVATE = {"trl.DPOTrainer._prepare_dataset": "1.16.0", "ray.serve._private.repl
 
 
 def replica_on_loopback() -> None:
-    """Called in a replica before it stands: its server for other deployments listens on the loopback, where its node
-    does, and not on every address of the machine."""
+    """Called in a replica before it starts: its server for other deployments then listens on the loopback, like its
+    node, and not on every address of the machine."""
     import ray
     from ray.serve._private import replica
 
@@ -18,7 +18,7 @@ def replica_on_loopback() -> None:
 
 
 def preference_trainer(base: type) -> type:
-    """`trl.DPOTrainer` for rows that are tokens already. The supervised trainer takes such rows by itself."""
+    """`trl.DPOTrainer` for tokenized rows. The supervised trainer accepts such rows itself."""
 
     class PreferenceTrainer(base):
         """DPO over tokens."""

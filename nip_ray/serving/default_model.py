@@ -1,14 +1,13 @@
-"""The model called `default`: a small decoder that knows nothing, built here, for runs that have no other and no
-network.
+"""The model named `default`: a small untrained decoder, built here, for runs without another model or a network.
 
 Decisions that matter here:
 - a Llama of about a million parameters (4 layers of width 128, 4 heads that share one key-value head, 8192 tokens of
   context by rotary positions): an ordinary Hugging Face folder, which every library loads without code of ours;
-- weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where
-  the embedding is frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
-- the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8
-  once cut, can be written. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and
-  are shipped;
+- weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 if the
+  embedding is frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
+- the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: it can write every text, also truncated,
+  invalid UTF-8. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and are
+  included;
 - roles and the names of speakers are marked by special tokens, so that content cannot be mistaken for them.
 """
 
@@ -51,8 +50,7 @@ def chat_tokenizer(template: str, context: int, **given: Any) -> Any:
 
 
 def untrained_llama(seed: int, **sizes: Any) -> Any:
-    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; no global generator is left
-    changed.
+    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; global generators unchanged.
 
     sizes: of `transformers.LlamaConfig`.
     """
@@ -69,8 +67,7 @@ def untrained_llama(seed: int, **sizes: Any) -> Any:
 
 
 def save_default_model(folder: Path, seed: int = 0) -> Path:
-    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the
-    same bytes."""
+    """Write the default model of `seed` to `folder`, unless it exists; return it. Equal seeds give equal bytes."""
 
     def make() -> tuple[Any, Any]:
         tokenizer = default_tokenizer()
@@ -92,7 +89,7 @@ def save_default_model(folder: Path, seed: int = 0) -> Path:
 def save_once(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     """Write a tokenizer and its model to `folder`, unless there is a model; returns the folder.
 
-    The folder appears whole or not at all, also when several processes write it at once.
+    The folder appears atomically, also when several processes write it at once.
     """
     if (folder / "config.json").is_file():
         return folder

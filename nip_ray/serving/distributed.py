@@ -3,9 +3,8 @@
 Decisions that matter here:
 - each worker runs `train`, that of `fine_tune`; Ray Train gives it its rank, a process group and its device, and the
   Trainer of transformers does the rest (data parallel: every worker has the whole model and a share of each batch);
-- the first worker writes the model into a folder that all nodes must see: that of the jobs, as everything else of a
-  run;
-- the callbacks go to the workers by copies, so they must work through files (those of `nip_ray.serving.jobs` do).
+- the first worker writes the model into the folder of the jobs, which all nodes must see, like the run's other files;
+- the workers get copies of the callbacks, so they must work through files (those of `nip_ray.serving.jobs` do).
 """
 
 import json
@@ -30,8 +29,8 @@ def train_on_workers(
     on_step: OnStep,
     should_stop: ShouldStop,
 ) -> Trained:
-    """Run `train` on the recipe's `num_training_workers` (a GPU each where the cluster has one for each); the model is
-    at `aside/model`."""
+    """Run `train` on the recipe's `num_training_workers` (a GPU each if the cluster has enough); the model is at
+    `aside/model`."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -60,7 +59,7 @@ def train_on_workers(
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """One worker. The first writes what came of it; a cancellation is no error."""
+    """One worker. The first writes the result; a cancellation is not an error."""
     import torch.distributed
 
     aside, on_step_and_stop = Path(config["aside"]), config["callbacks"]

@@ -1,8 +1,8 @@
-"""Generation for many threads: a thread of its own drives a continuous batch (`nip_ray.serving.batch`).
+"""Generation for many threads: a dedicated thread drives a continuous batch (`nip_ray.serving.batch`).
 
 Decisions that matter here:
-- a request is a `concurrent.futures.Future`: whoever cancels it, a lost client too, frees its slot at the next token;
-- one thread works; every method may be called from any thread. If the loop breaks, all who wait are told why.
+- a request is a `concurrent.futures.Future`: cancelling it, also by losing a client, frees its slot at the next token;
+- one thread works; every method may be called from any thread. If the loop fails, all waiting callers get the error.
 """
 
 import atexit
@@ -22,14 +22,14 @@ from nip_ray.serving.model_folder import context_of, load_model
 
 
 class Engine:
-    """Generates for many at once with one model; a context manager. See `GenerationRequest` and `Generation` for what
-    goes in and out."""
+    """Generates for many at once with one model; a context manager. See `GenerationRequest` and `Generation` for input
+    and output."""
 
     def __init__(
         self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
     ) -> None:
-        """max_context: the most tokens of prompt and reply (none: what the model can). Raises UserError for a model it
-        cannot run."""
+        """max_context: most tokens of prompt and reply (None: the model's). Raises UserError for an unsupported
+        model."""
         model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.chat = load_format(model_dir, context_of(model.config, max_context))
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)
@@ -41,7 +41,7 @@ class Engine:
         atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
 
     def submit(self, request: GenerationRequest, on_text: OnText | None = None) -> "Future[Generation]":
-        """Generate soon; cancel the future to stop. on_text: told each new piece of text, from the engine's thread.
+        """Generate soon; cancel the future to stop. on_text: called with new pieces of text, from the engine's thread.
 
         Raises as `ContinuousBatch.row` does, and TrainingError once the engine was closed.
         """
@@ -59,7 +59,7 @@ class Engine:
         return [future.result() for future in [self.submit(request) for request in requests]]
 
     def close(self) -> None:
-        """Stop; whoever still waits gets a TrainingError. May be called twice."""
+        """Stop; waiting callers get a TrainingError. May be called twice."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -83,11 +83,11 @@ class Engine:
             self._closed = True
             for row in [*self.batch.rows, *self.batch.waiting, *self._inbox]:
                 assert row.future is not None
-                with suppress(Exception):  # cancelled in the meantime
+                with suppress(Exception):  # cancelled meanwhile
                     row.future.set_exception(error)
 
     def _await_work(self) -> bool:
-        """Wait until there is something to do, and take what came in; False once the engine was closed."""
+        """Wait for work and accept it; False once the engine was closed."""
         with self._wake:
             while not (self.batch.rows or self.batch.waiting or self._inbox or self._closed):
                 self._wake.wait()

@@ -1,8 +1,8 @@
 """The libraries of the extra `local-llm`, imported late, offline and quiet.
 
 Decisions that matter here:
-- a model is a local folder: nothing is ever looked up on a hub, so the libraries are told to stay offline before they
-  are imported;
+- a model is a local folder: nothing is ever looked up on a hub, so the libraries are set to offline before they are
+  imported;
 - they write nothing to $HOME, report to no service and print no progress bars.
 """
 
@@ -36,7 +36,7 @@ def local_llm(name: str) -> ModuleType:
         module = importlib.import_module(name)
     except ImportError as error:
         raise _missing(str(error)) from None
-    # peft asks transformers by names that it no longer likes, for every model with adapters
+    # peft uses deprecated names of transformers for every model with adapters
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     for chatty in ("transformers", "trl", "peft", "accelerate", "datasets"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
@@ -46,14 +46,14 @@ def local_llm(name: str) -> ModuleType:
 
 
 def check_installed() -> None:
-    """Raise UserError where the extra is not installed, without importing it (actors that fail to start tell less)."""
+    """Raise UserError if the extra is not installed, without importing it (actors that fail to start report less)."""
     for name in ("transformers", "trl", "peft", "accelerate", "datasets", "safetensors"):
         if importlib.util.find_spec(name) is None:
             raise _missing(f"there is no {name}")
 
 
 def check_quantized(needed: bool) -> None:
-    """Raise UserError where 8-bit optimisers and 4-bit weights are `needed` and cannot work: without bitsandbytes, or
+    """Raise UserError if 8-bit optimisers and 4-bit weights are `needed` and unavailable: without bitsandbytes, or
     without CUDA."""
     if not needed:
         return

@@ -1,19 +1,18 @@
-"""Fine-tuning a model folder into a new one: supervised or by preferences (DPO), low-rank adapters or all weights.
+"""Fine-tune a model folder into a new one: supervised or by preferences (DPO), low-rank adapters or all weights.
 
 Decisions that matter here:
-- the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; what is ours is the data's form (tokens
-  are made by `nip_ray.serving.training_data`), the folder, and that nothing leaves it: no report to any service,
-  nothing in $HOME, no network;
-- the result is one folder that can be served: with all weights, or (lora, unless merged models are asked for) with the
-  adapters alone and the name of the folder that their base is in. It is written aside and renamed: it is there whole,
-  or not at all;
+- the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; this module adds the data's form
+  (tokens are made by `nip_ray.serving.training_data`), the folder, and isolation: no report to any service, nothing in
+  $HOME, no network;
+- the result is one folder that can be served: with all weights, or (lora, unless merged models are requested) with the
+  adapters alone and the name of their base's folder. It is written aside and renamed, so it appears atomically;
 - `full` learns in single precision, since AdamW's small steps are lost in bfloat16; on a GPU the forward pass is in
   bfloat16;
 - the same base, data, hyper-parameters and seed give the same model on the same kind of machine with as many threads.
-  The trainers seed the global generators of their process, which is why fine-tuning has a process of its own
+  The trainers seed the global generators of their process, so fine-tuning has a process of its own
   (`nip_ray.serving.host`);
-- whether to stop is asked after every step, by a function, and the loss of every step told by another, so that the
-  caller may keep both on disk.
+- after every step one function is queried whether to stop and another receives the loss, so that the caller may keep
+  both on disk.
 """
 
 import math
@@ -38,8 +37,7 @@ LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
 
 
 def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
-    """A job's hyper-parameters, with the local defaults where it names none; a multiplier is one on the default
-    learning rate."""
+    """A job's hyper-parameters, with local defaults for missing ones; multipliers are of the default learning rate."""
     rate = spec.learning_rate or LEARNING_RATE[provider.method] * (spec.learning_rate_multiplier or 1.0)
     return Recipe(
         method=spec.method,
@@ -62,13 +60,11 @@ def fine_tune(
     on_step: OnStep = lambda step, loss: None,
     should_stop: ShouldStop = lambda: False,
 ) -> Trained:
-    """Learn `data` (JSON lines in the OpenAI form), starting from the model in `base_dir`; the new model's folder is
-    `out_dir`.
+    """Learn `data` (JSON lines in the OpenAI form), from the model in `base_dir`; the new model's folder is `out_dir`.
 
-    checkpoints: a folder to keep the weights after each epoch in (none: they are not kept). on_step: told each step
-    (from 1) and its loss. With more than one worker both functions are called in workers of their own, by copies.
-    Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it
-    breaks off.
+    checkpoints: a folder for the weights after each epoch (None: not kept). on_step: called with each step (from 1) and
+    its loss. With more than one worker both functions are copied to the workers. Raises UserError for unusable data or
+    an unusable base, Cancelled if `should_stop` returns True, TrainingError on failure.
     """
     parse_examples(data, recipe.method)
     how = recipe.provider
@@ -103,10 +99,10 @@ def train(
     on_step: OnStep,
     should_stop: ShouldStop,
 ) -> Trained:
-    """Train, in one process or as one of several workers, and (the first worker) write the model to `target`."""
+    """Train, in one process or as one of several workers; the first worker writes the model to `target`."""
     transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    dtype = how.dtype  # of the weights that are loaded; adapters themselves are in single precision
+    dtype = how.dtype  # of the loaded weights; adapters themselves are in single precision
     if dtype == "auto":
         dtype = "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
     model = load_model(base_dir, dtype, **_quantization(recipe))
@@ -121,14 +117,14 @@ def train(
     if watch.loss is not None and not math.isfinite(watch.loss):
         raise TrainingError("fine-tuning broke off: the loss is not a number; lower the learning rate")
     if trainer.is_world_process_zero():
-        for form in kept.rglob("README.md"):  # forms for a hub, with this machine's paths in them
+        for form in kept.rglob("README.md"):  # templates for a hub, with this machine's paths
             form.unlink()
         save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, how.save_merged)
     return Trained(trainer.state.global_step, watch.tokens(trainer) * recipe.num_epochs, watch.loss)
 
 
 def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: Path, watch: Any) -> Any:
-    """TRL's trainer for the recipe, over tokens that we made."""
+    """TRL's trainer for the recipe, over our tokens."""
     datasets, trl = local_llm("datasets"), local_llm("trl")
     examples = parse_examples(data, recipe.method)
     adapters = None if recipe.provider.method == "full" else lora_config(recipe.provider.lora_rank)
@@ -185,7 +181,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
-    """The callback that passes on losses and asks whether to stop; made on first use, since transformers is an
+    """The callback passing on losses and checking whether to stop; made on first use, since transformers is an
     extra."""
     transformers = local_llm("transformers")
 

@@ -1,5 +1,4 @@
-"""Values of a fine-tuning job: its request and state, the same for every provider; the recipe and result of one that is
-worked at here."""
+"""Values of a fine-tuning job: its request and state, for every provider; the recipe and result of a local one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,17 +9,16 @@ from nip_ray.settings.providers import LocalProvider
 JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 Method = Literal["supervised", "dpo"]
 USUAL_EPOCHS = 4
-"""Epochs that money is set aside for when a provider chooses their number."""
+"""Epochs to set money aside for if a provider chooses their number."""
 FINAL: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class FineTuneSpec:
-    """A job to be made. key: see `nip_ray.text.jobs.job_key`. model: what it starts from. suffix: part of the new
-    model's name, at most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples,
-    num_tokens: of the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars
-    per token trained on.
-    """
+    """A job to create. key: see `nip_ray.text.jobs.job_key`. model: its start. suffix: part of the new model's name,
+    at most 40 of [A-Za-z0-9-]. The hyper-parameters are None if the provider chooses. num_examples, num_tokens: of
+    the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars per trained
+    token."""
 
     key: str
     method: Method
@@ -39,15 +37,14 @@ class FineTuneSpec:
 
     @property
     def worst_tokens(self) -> int:
-        """Tokens that the job is trained on at most."""
+        """Maximum number of tokens that the job is trained on."""
         return self.num_tokens * (self.num_epochs or USUAL_EPOCHS)
 
 
 @dataclass(frozen=True)
 class FineTuneJob:
-    """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed,
-    once known. unknown: the provider's word for a status that is not known here; `status` is then a guess.
-    """
+    """A job in the provider's words. model: the resulting model, once succeeded. trained_tokens: billed ones, once
+    known. unknown: the provider's word for an unknown status; `status` is then a guess."""
 
     id: str
     key: str
@@ -63,15 +60,14 @@ ShouldStop = Callable[[], bool]
 
 
 class Cancelled(Exception):
-    """The fine-tuning was asked to stop."""
+    """The fine-tuning was cancelled."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and
-    parts. beta: of DPO. nll_coefficient: what the better reply's negative log-likelihood, by token, counts beside DPO's
-    loss. provider: how it is computed.
-    """
+    """Everything that determines the result, apart from base and data. batch_size: examples in a step, over all workers
+    and parts. beta: of DPO. nll_coefficient: weight of the better reply's negative log-likelihood, per token, beside
+    DPO's loss. provider: how it is computed."""
 
     method: Method = "supervised"
     seed: int = 0

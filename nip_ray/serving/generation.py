@@ -1,4 +1,4 @@
-"""Requests to a model that generates, and its replies: the same for every engine."""
+"""Requests to a generating model, and its replies: the same for every engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,8 @@ class TooLong(UserError):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt and how to continue. temperature 0: the likeliest token. top_p: see `nip_ray.serving.sampling`. stop:
-    texts that end it. schema: what the reply is held to (`nip_ray.serving.grammar`; none: any text).
-    """
+    """A prompt and sampling parameters. temperature 0: the most likely token. top_p: see `nip_ray.serving.sampling`.
+    stop: texts that end the reply. schema: of the reply (`nip_ray.serving.grammar`; None: any text)."""
 
     prompt: list[int]
     max_tokens: int
@@ -30,13 +29,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """A reply. tokens: as drawn, with the one that ended it. finish_reason: the model or a stop text ended it, or its
-    limit did (under a schema a reply that nears its limit is brought to its end, and has this reason).
+    """A reply. tokens: as sampled, with the one that ended it. finish_reason: the model or a stop text ended it, or its
+    limit did (under a schema a reply near its limit is completed early, and has this reason).
 
-    logprobs: of each token, the natural logarithm of its probability in the distribution that it was drawn from: the
-    model's at this temperature, and where a nucleus (top_p) or a schema leaves out tokens, that distribution restricted
-    to the others. So it is 0 at temperature 0, and wherever one token alone was allowed. They have float noise, and do
-    not count when replies are compared.
+    logprobs: of each token, the natural logarithm of its probability in the sampling distribution: the model's at this
+    temperature, restricted to the allowed tokens under a nucleus (top_p) or a schema. So it is 0 at temperature 0, and
+    wherever only one token was allowed. They have float noise, and do not count when replies are compared.
     """
 
     text: str

@@ -1,10 +1,10 @@
-"""Models in GGUF files, written as folders in the Hugging Face form, which is what everything else here reads.
+"""Convert models in GGUF files to folders in the Hugging Face form, which all other code reads.
 
 Decisions that matter here:
-- a file is converted once: weights are dequantized to float32 (exactly: their values are what they were in the file),
-  and the model is an ordinary one that learns, saves adapters and is exported like any other;
-- transformers reads the file. Of the ways in which a file says that text is split before its merges apply, it reads
-  most as GPT-2's; those that differ and are known are put right here.
+- a file is converted once: weights are dequantized to float32 (exactly), and the model is an ordinary one that learns,
+  saves adapters and is exported like any other;
+- transformers reads the file. It reads most kinds of pre-tokenization in such files as GPT-2's; known ones that differ
+  are corrected here.
 """
 
 import io
@@ -39,7 +39,7 @@ def convert_gguf(file: Path, folder: Path, template: str | None = None) -> Path:
 
 
 def converted_name(file: Path) -> str:
-    """The name of the folder that a run converts `file` to: the file's own, and a code for where it was."""
+    """The name of the folder that a run converts `file` to: the file's own, and a code for its path."""
     stem = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in file.stem
     )
@@ -64,7 +64,7 @@ def _read(file: Path, template: str | None) -> tuple[Any, Any]:
         if key not in ("quantization_config", "_name_or_path")
     }
     config = type(read.config).from_dict(kept)
-    plain = auto.from_config(config, dtype=read.dtype)  # one that was read from GGUF refuses to be saved
+    plain = auto.from_config(config, dtype=read.dtype)  # one that was read from GGUF cannot be saved
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config
     tokenizer.model_max_length = config.get_text_config().max_position_embeddings
@@ -80,10 +80,10 @@ def _reading(file: Path, read: Callable[..., Any], **options: Any) -> Any:
 
 
 def _digits_apart() -> Any:
-    """Each digit for itself, so that spaces before a number stay together."""
+    """Each digit separately, so that spaces before a number stay together."""
     splits = local_llm("tokenizers").pre_tokenizers
     return splits.Sequence([splits.Digits(individual_digits=True), splits.ByteLevel(add_prefix_space=False)])
 
 
 _SPLITS = {"smollm": _digits_apart}
-"""`tokenizer.ggml.pre` -> what splits text, where transformers reads it as something else."""
+"""`tokenizer.ggml.pre` -> the pre-tokenizer, if transformers reads it as something else."""

@@ -1,16 +1,16 @@
-"""Holding a reply to a small JSON schema, token by token: an object of fields in a fixed order, each null, a text or
+"""Constrain a reply to a small JSON schema, token by token: an object of fields in a fixed order, each null, a text or
 one of some values.
 
 Decisions that matter here:
-- one spelling is written: fields in the schema's order, ", " and ": " between, no other space. What may stand next is a
-  state of a deterministic automaton over characters: which part of the object, and what of it is written;
-- a token is allowed where all its characters are, one after the other. Which are is computed once for each state, so
-  the distribution is the model's own, restricted to tokens that keep to the form. Tokens that are part of a character's
-  bytes are never allowed: a reply has the characters only that the vocabulary has whole. Inside a text an escape is one
-  of two characters, never one by number;
-- a reply ends when the object does. One that nears its limit of tokens is brought to its end on the shortest way (text
-  closed, null where nothing was said yet), so that every reply is whole;
-- where the template begins each reply with reasoning, that is free up to the mark that ends it, and may then use up the
+- one spelling is written: fields in the schema's order, ", " and ": " between, no other space. The possible
+  continuations are a state of a deterministic automaton over characters: the part of the object, and its text so far;
+- a token is allowed if all its characters are, one after the other. The allowed tokens are computed once for each
+  state, so the distribution is the model's own, restricted to them. Tokens that are part of a character's bytes are
+  never allowed: a reply only has characters that the vocabulary has whole. Inside a text an escape is one of two
+  characters, never a code point;
+- a reply ends when the object does. A reply near its limit of tokens is completed on the shortest way (text closed,
+  null for missing fields), so that every reply is complete;
+- if the template begins each reply with reasoning, that is free up to the mark that ends it, and may then use up the
   limit.
 """
 
@@ -32,7 +32,7 @@ _ESCAPES = frozenset('"\\/bfnrt')
 
 
 class Part(NamedTuple):
-    """A piece of the object: one of `literals`, or where `free` any text in quotation marks (and no literal begins with
+    """A piece of the object: one of `literals`, or if `free` any text in quotation marks (no literal begins with
     one)."""
 
     literals: tuple[str, ...]
@@ -40,15 +40,15 @@ class Part(NamedTuple):
 
 
 class State(NamedTuple):
-    """part: where the next character belongs. written: of that part; of a free text its opening mark, and a backslash
-    just written."""
+    """part: of the next character. written: text of that part so far; of a free text its opening mark, and a trailing
+    backslash."""
 
     part: int
     written: str = ""
 
 
 def parts_of(schema: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The object piece by piece. Raises ValueError, with what is supported, for any other schema."""
+    """The object piece by piece. Raises ValueError, with the supported forms, for any other schema."""
     wrong = ValueError(
         'expected {"type": "object", "properties": {...}, "required": [all of them], "additionalProperties": false}'
         ' whose properties are {"type": "string"}, {"enum": [texts or whole numbers]}, or {"anyOf": [{"type": "null"},'
@@ -96,11 +96,10 @@ def _value(field: Any, wrong: ValueError) -> Part:
 
 
 class Grammar:
-    """A schema for one vocabulary; all replies under it share what was computed. Its methods may be called from several
-    threads."""
+    """A schema for one vocabulary; all replies under it share its caches. Its methods are thread-safe."""
 
     def __init__(self, schema: Mapping[str, Any], pieces: Sequence[str]) -> None:
-        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema, and for one that these pieces cannot
+        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema or one that these pieces cannot
         write."""
         try:
             self._parts = parts_of(schema)
@@ -116,11 +115,11 @@ class Grammar:
         self._allowed: dict[State, Tensor] = {}
 
     def after(self, state: State, token: int) -> State | None:
-        """The state after a token, None where that is not allowed."""
+        """The state after a token, None if that is not allowed."""
         return self._after(state, self._pieces[token]) if token < len(self._pieces) and self._pieces[token] else None
 
     def is_end(self, state: State) -> bool:
-        """True if the object is whole."""
+        """True if the object is complete."""
         return state.part == len(self._parts)
 
     def allowed(self, state: State) -> Tensor:
@@ -138,7 +137,7 @@ class Grammar:
         return found
 
     def way_out(self, state: State) -> list[int]:
-        """Tokens by which the object comes to its end from here, on a short way."""
+        """Tokens that complete the object from here, on a short way."""
         text = ""
         while not self.is_end(state):
             rest = self._shortest(state)
@@ -156,7 +155,7 @@ class Grammar:
 
     @cached_property
     def reserve(self) -> int:
-        """The most tokens that a way out has, from any state."""
+        """The maximum length of a way out from any state."""
         states = []
         for number, part in enumerate(self._parts):
             starts = {beginning for literal in part.literals for beginning in accumulate(literal[:-1], initial="")}
@@ -164,7 +163,7 @@ class Grammar:
         return max(len(self.way_out(state)) for state in states)
 
     def _shortest(self, state: State) -> str:
-        """The shortest end of the part that a state is in."""
+        """The shortest completion of the state's part."""
         part = self._parts[state.part]
         if part.free and state.written.startswith('"'):
             return '"' if state.written == '"' else 'n"'
@@ -190,22 +189,20 @@ class Grammar:
         if part.free and written == '"':
             return State(state.part, written)
         longer = [literal for literal in part.literals if literal.startswith(written)]
-        if longer == [written]:  # nothing longer begins so
+        if longer == [written]:  # nothing longer has this prefix
             return State(state.part + 1)
         if longer:
             return State(state.part, written)
-        if state.written in part.literals:  # 1, where 10 might have come
+        if state.written in part.literals:  # 1, where 10 was possible
             return self._step(State(state.part + 1), char)
         return None
 
 
 class Writer:
-    """One reply under a grammar. hurried: it neared its limit and was brought to its end. complete: the object is
-    whole."""
+    """One reply under a grammar. hurried: completed early because of its limit. complete: the object is complete."""
 
     def __init__(self, grammar: Grammar, max_tokens: int, reasons: bool = False) -> None:
-        """reasons: the reply begins inside reasoning. Raises UserError where the limit leaves no room for the shortest
-        object."""
+        """reasons: it begins inside reasoning. Raises UserError if the limit is too small for the shortest object."""
         if max_tokens < grammar.reserve:
             raise UserError(f"max_tokens: {max_tokens}, but the schema needs up to {grammar.reserve}")
         self._grammar, self._left, self._state = grammar, max_tokens, None if reasons else State(0)
@@ -221,7 +218,7 @@ class Writer:
         return self._grammar.allowed(self._state)
 
     def add(self, token: int, text: Callable[[], str]) -> None:
-        """A token was drawn. text: gives the reply so far."""
+        """Add a sampled token. text: returns the reply so far."""
         self._left -= 1
         if self._state is None:
             if any(mark[1] for mark in MARK.finditer(text())):

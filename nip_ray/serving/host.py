@@ -1,13 +1,12 @@
-"""The local model on a Ray cluster: one actor that answers, another that fine-tunes, so that neither keeps the other
-waiting.
+"""The local model on a Ray cluster: one actor answers, another fine-tunes, so that neither blocks the other.
 
 Decisions that matter here:
-- both work in one folder (a run's), which all nodes must see: `models/` and what `nip_ray.serving.jobs` keeps. All
-  state is there, so both are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an
-  interrupted job starts again;
+- both work in one folder (a run's), which all nodes must see: `models/` and the files of `nip_ray.serving.jobs`. All
+  state is there, so both are restarted indefinitely: a lost chat is requested again (the same seed gives the same
+  reply), an interrupted job starts again;
 - the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder,
-  the jobs continue;
-- jobs are worked at one at a time, the oldest first, in a thread; asking how they stand never waits for them.
+  and the jobs continue;
+- jobs run one at a time, oldest first, in a thread; status queries never wait for them.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ class LocalHost:
 
 
 def start_host(settings: LocalProvider, folder: Path) -> LocalHost:
-    """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing
+    """Start both actors on `folder`, and wait until they are ready. Ray must be running. Raises UserError for missing
     libraries."""
     check_installed()
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
@@ -58,7 +57,7 @@ def start_host(settings: LocalProvider, folder: Path) -> LocalHost:
 
 
 def start_training(settings: LocalProvider, folders: ModelFolders) -> Any:
-    """The actor that fine-tunes, alone. Raises UserError for missing libraries."""
+    """Start only the actor that fine-tunes. Raises UserError for missing libraries."""
     check_installed()
     return _actor(TrainingHost, settings, 16, folders, settings)
 
@@ -70,8 +69,7 @@ def stop_host(host: LocalHost) -> None:
 
 
 def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
-    """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a
-    TrainingError."""
+    """The error behind one that came through Ray: UserError and TrainingError unchanged, others as a TrainingError."""
     if isinstance(error, RayActorError):
         return TrainingError(f"{who} is lost ({first_words(str(error))}); see Ray's logs, then resume the run")
     cause = error.cause if isinstance(error, RayTaskError) else error
@@ -94,27 +92,26 @@ class ChatHost:
         self._folders = folders
         self._shelf = Shelf(settings.max_batch_size)
 
-        def load() -> None:  # what the first reply needs takes seconds to import: while the other actor starts
+        def load() -> None:  # the first reply's imports take seconds: do them while the other actor starts
             transformers = local_llm("transformers")
             _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
 
         threading.Thread(target=load, name="loading", daemon=True).start()
 
     async def ready(self) -> None:
-        """Returns once the actor stands."""
+        """Return once the actor is ready."""
         await asyncio.to_thread(self._folders.locate, "default")
 
     async def generate(self, model: str, messages: Chat, request: Any) -> Any:
-        """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its
-        middle."""
+        """The `Generation` for a `GenerationRequest` without the prompt; one beyond the context loses its middle."""
         return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
 
 
 class TrainingHost:
-    """Works at the jobs of the folder, one after the other. An actor with threads."""
+    """Runs the jobs of the folder, one after the other. An actor with threads."""
 
     def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
-        """Continues with every job that is not over."""
+        """Continues all unfinished jobs."""
         torch.set_num_threads(settings.threads)
         self._folders, self._settings = folders, settings
         self.store = JobStore(folders.folder)
@@ -126,11 +123,11 @@ class TrainingHost:
         threading.Thread(target=self._work, name="fine-tuning", daemon=True).start()
 
     def ready(self) -> None:
-        """Returns once the actor stands. Raises UserError where it cannot fine-tune as the settings say."""
+        """Return once the actor is ready. Raises UserError if it cannot fine-tune with these settings."""
         check_quantized(self._settings.quantize_base or self._settings.optimizer == "adamw_8bit")
 
     def check(self, model: str) -> None:
-        """Raises UserError for a model that is not here."""
+        """Raise UserError for an unknown model."""
         self._folders.locate(model)
 
     def upload(self, data: bytes) -> str:
@@ -140,7 +137,7 @@ class TrainingHost:
     def submit(
         self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None
     ) -> StoredJob:
-        """See `JobStore.create`; the job is worked at as soon as those before it are over."""
+        """See `JobStore.create`; the job starts as soon as those before it are over."""
         self._folders.locate(spec.model)
         with self._lock:
             job = self.store.create(spec, file_id, metadata, upload_id)
@@ -168,7 +165,7 @@ class TrainingHost:
     def _work(self) -> None:
         while True:
             job_id, job = self._queue.get(), None
-            with self._lock, suppress(UserError):  # None: it was cancelled before, or somebody removed its folder
+            with self._lock, suppress(UserError):  # None: it was cancelled before, or its folder was removed
                 job = self.store.begin(self.store.get(job_id))
             if job is not None:
                 run_job(self.store, job, self._settings, self._folders.locate)

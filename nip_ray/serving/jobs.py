@@ -1,18 +1,18 @@
-"""Fine-tuning jobs on disk, and how one is run: what outlives the processes that work at it.
+"""Fine-tuning jobs on disk, which outlive their processes, and running them.
 
     FOLDER/files/SHA256.jsonl      training data
-    FOLDER/jobs/ID/job.json        spec and status, replaced in one piece
+    FOLDER/jobs/ID/job.json        spec and status, replaced atomically
     FOLDER/jobs/ID/events.jsonl    a line for each step: step, loss, time
-    FOLDER/jobs/ID/cancel          exists once somebody wants the job to stop
+    FOLDER/jobs/ID/cancel          exists once a cancellation is requested
     FOLDER/jobs/ID/checkpoints/    the weights (lora: adapters) after each epoch
     FOLDER/models/SUFFIX-KEY       the resulting model
 
 Decisions that matter here:
-- the id of a job follows from its key, and creating it twice gives the one job: asking again after a lost answer is
+- the id of a job is a function of its key, and creating it twice gives the one job: repeating after a lost answer is
   harmless;
-- a job that is found `running` when nobody runs it was interrupted. It starts again from its data: the same seed gives
-  the same model. One that took its process down with it MAX_STARTS times fails instead;
-- the model is renamed into place before the job says `succeeded`.
+- a job found `running` without a process was interrupted. It starts again from its data: the same seed gives the same
+  model. One that took its process down with it MAX_STARTS times fails instead;
+- the model is renamed into place before the job's status is `succeeded`.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ _SUFFIX = re.compile(r"[A-Za-z0-9-]{0,40}")
 
 @dataclass(frozen=True)
 class StoredJob:
-    """A job as it is on disk. created, finished: Unix time. starts: how often work on it began. metadata, upload_id:
-    a client's own words and name for the data, not read here."""
+    """A job on disk. created, finished: Unix time. starts: number of starts. metadata, upload_id: a client's own data
+    and name, not read here."""
 
     id: str
     spec: FineTuneSpec
@@ -59,13 +59,13 @@ class StoredJob:
     upload_id: str | None = None
 
     def brief(self) -> FineTuneJob:
-        """The job as the interface of fine-tuning has it."""
+        """The job in the interface of fine-tuning."""
         return FineTuneJob(self.id, self.spec.key, self.status, self.model, self.trained_tokens, self.error)
 
 
 class JobStore:
-    """The jobs and their data in a folder. Holds nothing in memory: several objects, and processes, may read; one works
-    at jobs."""
+    """Jobs and their data in a folder. Holds nothing in memory: several objects and processes may read; one runs
+    jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class JobStore:
         return file_id
 
     def read_file(self, file_id: str) -> bytes:
-        """Raises UserError for an id that is not here."""
+        """Raises UserError for an unknown id."""
         path = self.files / f"{file_id}.jsonl"
         if not _FILE.fullmatch(file_id) or not path.is_file():
             raise UserError(f"there is no training data {file_id!r} here")
@@ -90,8 +90,8 @@ class JobStore:
     def create(
         self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None
     ) -> StoredJob:
-        """The job with the key of `spec`: made now, or as it stands. Raises UserError for an unusable suffix or unknown
-        data."""
+        """The job with the key of `spec`: created, or the existing one. Raises UserError for an unusable suffix or
+        unknown data."""
         job_id = job_id_of(spec.key)
         if (self.jobs / job_id / "job.json").exists():
             return self.get(job_id)
@@ -103,13 +103,13 @@ class JobStore:
         return job
 
     def save(self, job: StoredJob) -> None:
-        """Write the job as it is now."""
+        """Write the job's current state."""
         home = self.jobs / job.id
         home.mkdir(exist_ok=True)
         write_atomically(home / "job.json", (json.dumps({"version": VERSION, **asdict(job)}, indent=1) + "\n").encode())
 
     def get(self, job_id: str) -> StoredJob:
-        """Raises UserError for an id that is not here."""
+        """Raises UserError for an unknown id."""
         path = self.jobs / job_id / "job.json"
         if not _ID.fullmatch(job_id) or not path.is_file():
             raise UserError(f"there is no fine-tuning job {job_id!r} here")
@@ -136,11 +136,11 @@ class JobStore:
         return sorted(found, key=lambda job: (job.created, job.id))
 
     def open_jobs(self) -> list[StoredJob]:
-        """Those that are still to be worked at."""
+        """Unfinished jobs."""
         return [job for job in self.all() if job.status not in FINAL]
 
     def cancel(self, job_id: str) -> StoredJob:
-        """Ask for an end of the job; a job that nobody works at ends at once, one that is over stays as it is."""
+        """Request an end of the job; a job without a process ends at once, a finished one stays as it is."""
         job = self.get(job_id)
         if job.status in FINAL:
             return job
@@ -148,7 +148,7 @@ class JobStore:
         return self.finish(job, "cancelled") if job.status == "pending" else job
 
     def begin(self, job: StoredJob) -> StoredJob | None:
-        """The job, marked as running with a clean slate; None, and the job over, where there is nothing to begin."""
+        """The job, marked as running with a clean slate; None, with the job over, if there is nothing to run."""
         if job.status in FINAL:
             return None
         if self.cancel_wanted(job.id):
@@ -164,17 +164,17 @@ class JobStore:
         return begun
 
     def finish(self, job: StoredJob, status: JobStatus, **outcome: Any) -> StoredJob:
-        """Write how a job ended."""
+        """Record the end of a job."""
         done = replace(job, status=status, finished=time.time(), **outcome)
         self.save(done)
         return done
 
     def cancel_wanted(self, job_id: str) -> bool:
-        """True if somebody asked for an end of the job."""
+        """True if a cancellation was requested."""
         return (self.jobs / job_id / "cancel").exists()
 
     def add_event(self, job_id: str, step: int, loss: float) -> None:
-        """Note one step of a job."""
+        """Record one step of a job."""
         with (self.jobs / job_id / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
 
@@ -192,17 +192,16 @@ def job_id_of(key: str) -> str:
 
 
 def model_name_of(spec: FineTuneSpec) -> str:
-    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has
-    signs)."""
+    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (or its hash's, if short or with
+    punctuation)."""
     key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
     return f"{spec.suffix or 'tuned'}-{key[:12]}"
 
 
 def run_job(store: JobStore, job: StoredJob, provider: LocalProvider, base_dir: Callable[[str], Path]) -> StoredJob:
-    """Work at a job that was begun until it is over; returns it. base_dir: the folder of the model that a name stands
-    for.
+    """Run a started job until it is over; returns it. base_dir: maps a model's name to its folder.
 
-    Nothing that goes wrong is raised: it becomes the job's error.
+    Raises nothing: failures become the job's error.
     """
     from nip_ray.serving.fine_tune import Cancelled, fine_tune, recipe
 

@@ -1,9 +1,9 @@
 """/v1/files and /v1/fine_tuning/jobs: OpenAI's objects over the job store.
 
 Decisions that matter here:
-- uploaded files are kept as `uploads/ID.data` with their particulars in `uploads/ID.json`, written last: an upload is
-  whole or not there;
-- data is checked when the job is made, and refused by a 400, so that nobody polls a job that could never run;
+- uploaded files are kept as `uploads/ID.data` with their metadata in `uploads/ID.json`, written last: an upload is
+  complete or missing;
+- data is checked when the job is created, and refused by a 400, so that no client polls a job that could never run;
 - a job's key is the client's Idempotency-Key, else a random one: the same key gives the same job, also after a restart
   of the server.
 """
@@ -33,7 +33,7 @@ Positive = Annotated[float | None, _AUTO, Field(gt=0)]
 
 
 class Hyperparameters(Strict):
-    """Of either method; `auto` is as good as nothing."""
+    """Of either method; `auto` is the same as none."""
 
     n_epochs: Count = None
     batch_size: Count = None
@@ -69,7 +69,7 @@ class JobBody(Strict):
     integrations: list[None] | None = Field(None, max_length=0)
 
     def spec(self, key: str, num_examples: int, size: int) -> FineTuneSpec:
-        """The job to be made. size: bytes of data; four make about a token."""
+        """The job to create. size: bytes of data; four make about a token."""
         method: Method = self.method.type if self.method else "supervised"
         options = getattr(self.method, method, None) if self.method else None
         hyper = (options.hyperparameters if options else None) or self.hyperparameters or Hyperparameters()
@@ -137,7 +137,7 @@ class Uploads:
         return page(found, query.get("after"), query.get("limit"), 10000)
 
     def delete(self, file_id: str) -> dict[str, Any]:
-        """Removes the file; jobs made from it keep their data."""
+        """Remove the file; jobs made from it keep their data."""
         self.get(file_id)
         (self._folder / f"{file_id}.json").unlink()
         (self._folder / f"{file_id}.data").unlink()
@@ -148,14 +148,13 @@ class Uploads:
 
 
 class Jobs:
-    """Fine-tuning jobs: read from disk, made and cancelled through the training actor."""
+    """Fine-tuning jobs: read from disk, created and cancelled through the training actor."""
 
     def __init__(self, store: JobStore, uploads: Uploads, training: Any) -> None:
         self._store, self._uploads, self._training = store, uploads, training
 
     async def create(self, body: JobBody, key: str | None) -> dict[str, Any]:
-        """The job object. Raises ApiError for data that cannot be learned, and for a key that belongs to another
-        job."""
+        """The job object. Raises ApiError for data that cannot be learned, and a key that belongs to another job."""
         data = await asyncio.to_thread(self._uploads.content, body.training_file)
         method: Method = body.method.type if body.method else "supervised"
         try:
@@ -174,7 +173,7 @@ class Jobs:
         return job_object(self._stored(job_id))
 
     def list(self, query: dict[str, str]) -> dict[str, Any]:
-        """A page of job objects, the newest first; `metadata[KEY]=VALUE` keeps those that have it."""
+        """A page of job objects, the newest first; `metadata[KEY]=VALUE` filters them."""
         wanted = {
             name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name.endswith("]")
         }
@@ -182,7 +181,7 @@ class Jobs:
         return page([job_object(job) for job in reversed(jobs)], query.get("after"), query.get("limit"))
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
-        """The job object after the wish to cancel it was noted. Raises ApiError for a job that is over."""
+        """The job object after recording the cancellation. Raises ApiError for a job that is over."""
         job = await asyncio.to_thread(self._stored, job_id)
         if job.finished is not None:
             raise ApiError(400, f"the job is over: {job.status}", "fine_tuning_job_id")

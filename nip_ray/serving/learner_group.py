@@ -1,13 +1,12 @@
 """Ray actors that learn one model together, each from its share of a minibatch, and keep the same weights.
 
 Decisions that matter here:
-- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why
-  they stay so. The first gives away weights and state;
-- a placement group has them on as few nodes as it can. In a trial of a sweep they are in the trial's own;
-- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a
-  model in the driver's process, which samples by the weights that it last took while the actors learn;
-- when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that
-  failed.
+- every actor has a `PolicyModel` of the same folder and seed, so they start equal; see `nip_ray.learning.learners` for
+  why they stay equal. The first provides weights and state;
+- a placement group puts them on as few nodes as possible. In a trial of a sweep they are in the trial's own;
+- the sampler gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a
+  model in the driver's process, which samples with the weights that it last took while the actors learn;
+- when one fails, the others wait for it in an all-reduce: so all are ended, with the error of the one that failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +37,13 @@ class PolicyLearner:
         self._store: Any = None
 
     def address(self) -> tuple[str, int]:
-        """Where the others find this one, the first."""
+        """The address of this process, the first, for the others."""
         host = ray.util.get_node_ip_address()
         self._store = distributed.TCPStore(host, 0, self._size, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int) -> None:
-        """Meet the others and load the model."""
+        """Connect to the others and load the model."""
         import torch
 
         store = self._store or distributed.TCPStore(*address, self._size)
@@ -59,8 +58,7 @@ class PolicyLearner:
 
 
 class LearnerGroup:
-    """The driver's side: a `Policy` whose steps several actors take. Ray must be running, and all nodes see the
-    folders."""
+    """The driver's side: a `Policy` whose steps several actors take. Ray must run, and all nodes see the folders."""
 
     samples_apart = True
 
@@ -73,9 +71,8 @@ class LearnerGroup:
         device: str | None = None,
         hang_timeout_s: float = 120.0,
     ) -> None:
-        """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of
-        life, after which one counts as lost. Raises UserError for a model that cannot be used.
-        """
+        """Start them, and wait until they are ready. device: of the model that samples. hang_timeout_s: without a sign
+        of life, after which one counts as lost. Raises UserError for an unusable model."""
         sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
         self.chat, self.sample, self.forget = sampler.chat, sampler.sample, sampler.forget
         self.logprobs, self.take, self.steps = sampler.logprobs, sampler.take, 0
@@ -92,7 +89,7 @@ class LearnerGroup:
         self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
 
     def keep_start(self, folder: Path) -> None:
-        """Load the model in `folder`, to which KL divergences are."""
+        """Load the model in `folder`, the reference of KL divergences."""
         self._all("keep_start", folder.resolve())
 
     def step(
@@ -102,13 +99,13 @@ class LearnerGroup:
         max_tokens: int,
         surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
-        """One step of all; see `PolicyModel.step`."""
+        """One step of all actors; see `PolicyModel.step`."""
         told = self._all("step", ray.put(list(turns)), settings, max_tokens, surrogate)
         self.steps += 1
         return told
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """One step of all; see `PolicyModel.supervised_step`."""
+        """One step of all actors; see `PolicyModel.supervised_step`."""
         told = self._all("supervised_step", ray.put(list(turns)), settings)
         self.steps += 1
         return told
@@ -122,7 +119,7 @@ class LearnerGroup:
         return self._results([self._actors[0].call.remote("state")])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Let all continue from it; see `PolicyModel.set_state`."""
+        """Continue all actors from it; see `PolicyModel.set_state`."""
         self._all("set_state", ray.put(state))
         self.take(state["weights"])
         self.steps = state["steps"]
@@ -143,7 +140,7 @@ class LearnerGroup:
         return self._results([actor.call.remote(method, *arguments) for actor in self._actors])
 
     def _results(self, calls: list[Any]) -> Any:
-        """The first one's result, once all are done. Raises, and ends all, as soon as one fails."""
+        """The first one's result, once all are done. Ends all and raises as soon as one fails."""
         waiting = calls
         try:
             while waiting:

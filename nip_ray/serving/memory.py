@@ -1,5 +1,4 @@
-"""How much memory a step of learning takes, so that one that cannot fit is refused: on a CPU the system would end the
-process without a word."""
+"""The memory of a learning step, to refuse one that cannot fit: on a CPU the system would kill the process silently."""
 
 from typing import Any
 
@@ -9,10 +8,9 @@ from nip_ray.errors import UserError
 
 
 def kept_bytes(config: Any, rank: int, item_size: int) -> int:
-    """Bytes that a forward pass keeps of a token for the backward pass, by the formula of docs/policy-gradient.md for
-    weights of two bytes. config: of a model of transformers. rank: of its adapters, 0 for none. item_size: bytes of a
-    weight.
-    """
+    """Bytes that a forward pass keeps per token for the backward pass, by the formula of docs/policy-gradient.md for
+    weights of two bytes. config: of a transformers model. rank: of its adapters, 0 for none. item_size: bytes of a
+    weight."""
     text = config.get_text_config()
     heads, width = getattr(text, "num_attention_heads", None) or 1, text.hidden_size
     one = getattr(text, "head_dim", None) or width // heads

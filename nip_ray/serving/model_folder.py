@@ -1,5 +1,4 @@
-"""A language model as a folder in the Hugging Face form: with all of its weights, or with adapters alone and the name
-of their base."""
+"""A language model as a folder in the Hugging Face form: with all weights, or adapters and the name of their base."""
 
 import json
 import os
@@ -12,12 +11,11 @@ from nip_ray.storage.gguf_header import gguf_header
 from nip_ray.storage.model_files import gguf_in
 
 ADAPTER, BASE = "adapter", "base.json"
-"""In a model's folder: its adapters; and, where the adapters are not merged, the base's folder, seen from this one."""
+"""In a model's folder: its adapters; and, if they are not merged, the base's folder, relative to this one."""
 
 
 def base_of(folder: Path) -> Path | None:
-    """The model that the adapters in `folder` belong to, None for a folder with all of its weights. Raises UserError
-    when it is gone."""
+    """The base of the adapters in `folder`, None for a folder with all weights. Raises UserError when it is gone."""
     if not (folder / BASE).is_file():
         return None
     base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()
@@ -30,7 +28,7 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
     """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for
     transformers.
 
-    Raises UserError where there is none, where its weights are pickled, and where it would need code of its own.
+    Raises UserError if there is none, if its weights are pickled, and if it needs code of its own.
     """
     transformers = local_llm("transformers")
     if not (folder / "config.json").is_file():
@@ -49,9 +47,9 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
 
 
 def check_architecture(place: Path) -> Any:
-    """The configuration of the model at `place`, None for a GGUF file. Nothing of its weights is read.
+    """The configuration of the model at `place`, None for a GGUF file. Does not read weights.
 
-    Raises UserError for an architecture that transformers does not know, or that writes no text.
+    Raises UserError for an architecture that transformers does not know, or that does not generate text.
     """
     transformers = local_llm("transformers")
     if (file := gguf_in(place)) is not None:
@@ -69,21 +67,21 @@ def check_architecture(place: Path) -> Any:
 
 
 def context_of(config: Any, limit: int | None = None) -> int:
-    """The most tokens a model with this configuration can attend to, at most `limit`."""
+    """The maximum context of a model with this configuration, at most `limit`."""
     own = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
     return min(own, limit) if limit else own
 
 
 def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -> None:
-    """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see
+    """Write a model and its tokenizer to the new folder `target`: all weights, or for a PEFT model its adapters (see
     `name_base`).
 
-    merged: besides the adapters, all weights with these merged in; the model is used up by that.
+    merged: also all weights with the adapters merged in; the model is unusable afterwards.
     """
     target.mkdir(parents=True)
     if isinstance(model, local_llm("peft").PeftModel):
         model.save_pretrained(target / ADAPTER)
-        (target / ADAPTER / "README.md").unlink(missing_ok=True)  # a form for a hub, with this machine's paths in it
+        (target / ADAPTER / "README.md").unlink(missing_ok=True)  # a template for a hub, with this machine's paths
         if not merged:
             config = model.get_base_model().config
             if hasattr(config, "quantization_config"):
@@ -96,8 +94,7 @@ def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -
 
 
 def name_base(written: Path, home: Path, base: Path) -> None:
-    """Write into the folder `written`, which will be called `home`, that the adapters in it belong to the model in
-    `base`."""
+    """Record in the folder `written`, later named `home`, that its adapters belong to the model in `base`."""
     base, home = base.resolve(), home.resolve()
     where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
     (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")

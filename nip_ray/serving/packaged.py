@@ -1,4 +1,4 @@
-"""Pretrained models that Python packages carry, by name, so that a real model can be had from a package index alone."""
+"""Pretrained models in Python packages, by name, so that a real model can be installed from a package index."""
 
 import importlib.util
 import shutil
@@ -54,10 +54,9 @@ PACKAGED = {
 
 
 def write_packaged(name: str, folder: Path) -> str:
-    """Write the model called `name` to `folder`, unless it is there, and check what it answers; returns the sentence
-    about its licence.
+    """Write the model `name` to `folder`, unless it exists, and check its reply; return the sentence about its licence.
 
-    Raises UserError for an unknown name and where its package is missing, TrainingError for another answer.
+    Raises UserError for an unknown name and without its package, TrainingError for another reply.
     """
     if name not in PACKAGED:
         raise UserError(f"{name}: no such model; expected {', '.join(PACKAGED)}, or the path of a .gguf file")

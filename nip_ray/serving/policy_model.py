@@ -1,15 +1,13 @@
-"""A language model in this process that both samples, with log-probabilities, and learns: the `Policy` of a group of
-agents.
+"""A language model in this process that samples, with log-probabilities, and learns: the `Policy` of a group of agents.
 
 Decisions that matter here:
 - sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both
-  compute the same log-probabilities up to float noise. A step makes the sampler forget what it computed before;
-- `trained` models learn all weights, or low-rank adapters. Adapters, and frozen models, use weights that everybody in
-  this process shares who names the same folder: a frozen model costs memory once, and no optimizer;
+  compute the same log-probabilities up to float noise. A step clears the sampler's caches;
+- `trained` models learn all weights, or low-rank adapters. Adapters, and frozen models, share their base's weights
+  within this process by folder: a frozen model costs memory once, and no optimizer;
 - a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
-- before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
-- state is tensors and plain values, the same whoever holds it. On a CPU a model that is restored learns on as if
-  nothing had been.
+- before weights change, loss and gradient are checked: a non-finite value ends the run with the last good weights;
+- state is tensors and plain values, independent of its holder. On a CPU a restored model continues identically.
 """
 
 import copy
@@ -57,7 +55,7 @@ _BASES: "WeakValueDictionary[tuple[Any, ...], Any]" = WeakValueDictionary()
 
 
 class PolicyModel:
-    """One set of weights. steps: optimizer steps taken since its folder. chat: its `ChatFormat`."""
+    """One set of weights. steps: optimizer steps since its folder. chat: its `ChatFormat`."""
 
     samples_apart = False
     _start: "PolicyModel | None"
@@ -72,10 +70,10 @@ class PolicyModel:
         device: str | None = None,
         learners: Learners | None = None,
     ) -> None:
-        """seed: of the adapters' first weights. learners: who learn it together, each from its share of a step's turns
-        (none: one alone).
+        """seed: of the adapters' initial weights. learners: processes that learn it together, each from its share of a
+        step's turns (None: this one alone).
 
-        Raises UserError for a model that cannot be used.
+        Raises UserError for an unusable model.
         """
         self.folder, self.trained, self.steps, self._learners = model_dir, trained, 0, learners
         self._settings, self._start = settings, None
@@ -91,22 +89,21 @@ class PolicyModel:
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
 
-    # ------------------------------------------------------------------------------------------------------- sampling
+    # --------------------------------------------------------------------------------------------------------- sampling
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs
-        out."""
+        """Replies, in the requests' order. Raises as `ContinuousBatch.row` does, and UserError when memory runs out."""
         with _enough_memory(f"providers.<provider>.max_batch_size: {self._settings.max_batch_size} replies at once"):
             made = self._batch.generate(requests)
         return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
 
     def forget(self) -> None:
-        """Start sampling afresh: what was computed for earlier prompts changes the last bits of later ones."""
+        """Clear sampling caches: cached prompts change the last bits of later results."""
         self._batch.forget()
 
     @torch.inference_mode()
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward
+        """Log-probabilities of all tokens of these replies, at each turn's temperature. max_tokens: in one forward
         pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
@@ -116,7 +113,7 @@ class PolicyModel:
                     found[number] = [next(drawn) for _ in turns[number].reply]
         return found
 
-    # ------------------------------------------------------------------------------------------------------- learning
+    # --------------------------------------------------------------------------------------------------------- learning
 
     def keep_start(self, folder: Path) -> None:
         """See `Policy.keep_start`."""
@@ -133,8 +130,8 @@ class PolicyModel:
         """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm
         (before clipping).
 
-        max_tokens: the most that a reply may have. surrogate: see `token_loss`. Raises TrainingError, with no weight
-        changed, where loss or gradient are not finite.
+        max_tokens: maximum length of a reply. surrogate: see `token_loss`. Raises TrainingError, with weights
+        unchanged, if loss or gradient are not finite.
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
         start = self._start if settings.kl_coefficient else None
@@ -156,7 +153,7 @@ class PolicyModel:
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and
+        """One step of supervised learning on replies: mean cross-entropy over their tokens. Returns loss and
         grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
@@ -183,8 +180,7 @@ class PolicyModel:
         settings: TokenTrainingSettings,
         rate: float,
     ) -> tuple[float, float, list[Any]]:
-        """Add up the gradients of all parts, and of all learners, and take one step; returns loss, norm of the gradient
-        and figures."""
+        """Sum the gradients of all parts and learners, and take one step; returns loss, gradient norm and metrics."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         self._optimizer.zero_grad()
@@ -211,15 +207,15 @@ class PolicyModel:
         self._batch.forget()
         return total, norm, figures
 
-    # ---------------------------------------------------------------------------------------------------------- state
+    # ------------------------------------------------------------------------------------------------------------ state
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights that learn, by name (copies, on the CPU): all weights or the adapters."""
+        """The learned weights, by name (copies, on the CPU): all weights or the adapters."""
         return _copies(self._learned)
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the `weights` of a model of the same folder and settings. Raises ValueError where names differ."""
+        """Load the `weights` of a model of the same folder and settings. Raises ValueError if names differ."""
         if weights.keys() != self._learned.keys():
             raise ValueError(f"weights are {sorted(weights)[:3]}..., expected {sorted(self._learned)[:3]}...")
         for name, weight in self._learned.items():
@@ -227,8 +223,7 @@ class PolicyModel:
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
-        """The weights that learn, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and
-        plain values."""
+        """The learned weights, the optimizer's moments and steps: tensors (copies, on the CPU) and plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
@@ -236,7 +231,7 @@ class PolicyModel:
         return {"steps": self.steps, "weights": self.weights(), "moments": moments}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`. Raises UserError where that is of another model."""
+        """Continue from a `state`. Raises UserError if it belongs to another model."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         try:
@@ -252,8 +247,7 @@ class PolicyModel:
             }
 
     def save(self, folder: Path) -> str:
-        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base.
-        Whole, or not at all.
+        """Write it as a model's folder for `load_model` and the local provider, atomically; adapters name their base.
 
         Returns its name, by which the provider serves it.
         """
@@ -276,7 +270,7 @@ _SMALLER = "use providers.<provider>.method: lora, or a smaller model"
 
 @contextmanager
 def _enough_memory(what: str, remedy: str = "lower it") -> Iterator[None]:
-    """Say what to do where there is not. what: the key where there is one, and what it asked for."""
+    """Give advice when memory runs out. what: the key, if any, and its value."""
     try:
         yield
     except RuntimeError as error:
@@ -313,16 +307,15 @@ def _load(
 
 
 def _aligned(model: Any) -> Any:
-    """The model with its weights in torch's own memory: a file's may begin anywhere, and sums of products then differ
-    in last bits."""
+    """The model with its weights in torch's own memory: a file's may be unaligned, which changes the last bits of sums
+    of products."""
     for weight in model.parameters():
         weight.data = weight.data.clone()
     return model
 
 
 def _shared(folder: Path, dtype: Any, device: torch.device) -> Any:
-    """The frozen model in a folder, one for all in this process who need it, as long as somebody holds it and its files
-    do not change."""
+    """The frozen model in a folder, shared within this process, as long as it is in use and its files do not change."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seen = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     key = (str(folder.resolve()), dtype, str(device), seen)

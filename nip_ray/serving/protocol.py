@@ -1,9 +1,7 @@
-"""Common parts of the OpenAI protocol for the server: its errors, the check of a request's body, pages of lists,
-multipart forms.
+"""Common parts of the OpenAI protocol for the server: errors, validation of bodies, pages of lists, multipart forms.
 
-Decisions that matter here: what is not supported is refused, by a 400 that names it, unless it is at its default or
-without influence on the reply. Bodies are checked here and not by FastAPI, whose own errors have another form and
-another status.
+Decisions that matter here: unsupported options are refused, by a 400 that names them, unless they are at their default
+or do not affect the reply. Bodies are validated here and not by FastAPI, whose own errors have another form and status.
 """
 
 import asyncio
@@ -18,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 512 << 20
-"""The most bytes of a request."""
+"""Maximum bytes of a request."""
 _NAME = re.compile(rb'[; ]name="([^"]*)"')
 _FILENAME = re.compile(rb'[; ]filename="([^"]*)"')
 _BOUNDARY = re.compile(r'boundary="?([^";]+)"?')
@@ -26,13 +24,13 @@ _REPLAYS = 4096
 
 
 class Strict(BaseModel):
-    """A part of a body, without members that are not known."""
+    """A part of a body, without unknown members."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ApiError(Exception):
-    """An answer that is an error. param: the part of the request it is about."""
+    """An error response. param: the part of the request it is about."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -45,7 +43,7 @@ class ApiError(Exception):
 
 
 def read_body(kind: type[Body], data: bytes) -> Body:
-    """`data` as `kind`. Raises ApiError that names the first part that is wrong."""
+    """`data` as `kind`. Raises ApiError that names the first invalid part."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -58,7 +56,7 @@ def read_body(kind: type[Body], data: bytes) -> Body:
 
 
 def page(items: Sequence[dict[str, Any]], after: str | None, limit: str | None, most: int = 100) -> dict[str, Any]:
-    """The list object with at most `limit` (default 20) of `items`, those behind the one with the id `after`."""
+    """The list object with at most `limit` (default 20) of `items`, after the one with the id `after`."""
     if limit is not None and not (limit.isdecimal() and 1 <= int(limit) <= most):
         raise ApiError(400, f"limit: a whole number from 1 to {most}", "limit")
     start = 0
@@ -74,8 +72,7 @@ def page(items: Sequence[dict[str, Any]], after: str | None, limit: str | None, 
 
 
 def multipart(data: bytes, content_type: str) -> dict[str, tuple[bytes, str | None]]:
-    """A form's fields: name -> (content, file name if it is a file). Raises ApiError for what is no such form (RFC
-    7578)."""
+    """A form's fields: name -> (content, file name if it is a file). Raises ApiError for an invalid form (RFC 7578)."""
     boundary = _BOUNDARY.search(content_type)
     if not content_type.startswith("multipart/form-data") or boundary is None:
         raise ApiError(400, "a file is uploaded as multipart/form-data")
@@ -95,14 +92,14 @@ def multipart(data: bytes, content_type: str) -> dict[str, tuple[bytes, str | No
 
 
 class Replays:
-    """Answers by idempotency key: a request that comes again gets the same answer, or waits for it."""
+    """Responses by idempotency key: a repeated request gets the same response, or waits for it."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, tuple[str, asyncio.Task[Any]]] = OrderedDict()
 
     async def once(self, key: str | None, request: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `work`; for a key seen before, the earlier result. Raises ApiError for a key that belongs to
-        another request."""
+        """The result of `work`; for a known key, the earlier result. Raises ApiError for a key that belongs to another
+        request."""
         if key is None:
             return await work()
         digest = sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
@@ -111,7 +108,7 @@ class Replays:
             raise ApiError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
         if known is None:
             known = (digest, asyncio.ensure_future(work()))
-            known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may go away
+            known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # the waiter may go away
             self._tasks[key] = known
             while len(self._tasks) > _REPLAYS:
                 self._tasks.popitem(last=False)

@@ -1,11 +1,11 @@
-"""Drawing the next tokens of many replies at once, each from its own stream.
+"""Sample the next tokens of many replies at once, each from its own stream.
 
-Decisions that matter here: a reply's uniform numbers come from its own seed, one for each token, and are turned into
-tokens by inverting the distribution function (over tokens in the order of their probability where a nucleus is asked
-for, else of their number). So neighbours in the batch have no say in what is drawn, and float noise in the logits
-changes a token only where a number falls on a border. Streams are those of SplitMix64 (Steele, Lea and Flood, 2014),
-whose n-th number is a function of seed and n: no generator is kept for a reply, and the next numbers of all rows are
-computed together. Temperature 0 takes the likeliest token.
+Decisions that matter here: a reply's uniform numbers come from its own seed, one for each token, and become tokens by
+inverting the distribution function (over tokens in the order of their probability for a nucleus, else of their number).
+So samples do not depend on neighbours in the batch, and float noise in the logits changes a token only if a number
+falls on a boundary. Streams are those of SplitMix64 (Steele, Lea and Flood, 2014), whose n-th number is a function of
+seed and n: no generator is kept for a reply, and the next numbers of all rows are computed together. Temperature 0
+takes the most likely token.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def stream(seed: int) -> int:
-    """The state in which the stream of a reply with this seed begins."""
+    """The initial state of the stream of a reply with this seed."""
     return stable_seed(seed, "reply")
 
 
@@ -34,9 +34,9 @@ def uniforms(stream_N: Sequence[int], position_N: Sequence[int]) -> Tensor:
 
 
 def draw(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its log-probability in the distribution that it was drawn from.
+    """One token for each row, and its log-probability in the sampling distribution.
 
-    top_p: of the tokens, the likeliest are kept that have this probability together (Holtzman et al., 2020).
+    top_p: the most likely tokens are kept that have this probability together (Holtzman et al., 2020).
     """
     plain_B, nucleus_B = (temperature_B > 0) & (top_p_B >= 1), (temperature_B > 0) & (top_p_B < 1)
     if plain_B.all():
@@ -60,8 +60,8 @@ def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 
 def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the distribution functions reach `uniform` (never a token without weight), and the log-probabilities
-    there."""
+    """Tokens at which distribution functions reach `uniform` (never one without weight), and their
+    log-probabilities."""
     total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
     found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]
     last_B = torch.searchsorted(total_BV, total_BV[:, -1:].contiguous())[:, 0]

@@ -1,4 +1,4 @@
-"""Log-likelihoods of replies under a model, to measure what was learned."""
+"""Log-likelihoods of replies under a model, to measure learning."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,7 @@ class Scorer:
 
     @torch.inference_mode()
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
-        """The natural logarithm of the probability that the model says exactly `completion` after `messages`, and
-        ends."""
+        """Natural log of the probability that the model replies exactly `completion` after `messages`, and ends."""
         said = self.chat.reply(messages, completion)
         prompt = self.chat.cut_aloud(self.chat.prompt(messages), self.chat.context - len(said))
         logits_TV = self.model(torch.tensor([prompt + said]), logits_to_keep=len(said) + 1).logits[0, :-1]

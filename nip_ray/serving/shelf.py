@@ -1,11 +1,10 @@
-"""Which folder a model's name stands for, and the engines of the models that were asked for last.
+"""Model folders by name, and the engines of the most recently used models.
 
 Decisions that matter here:
-- a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (where allowed: not for clients
-  of a server) the path of a folder elsewhere, or of a GGUF file, which is converted in `FOLDER/models` once; nothing is
-  ever downloaded;
-- engines are loaded when first asked for and kept up to MAX_ENGINES; the one not used for longest goes first, and never
-  one that is busy.
+- a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (if allowed: not for clients of a
+  server) the path of another folder, or of a GGUF file, which is converted in `FOLDER/models` once; nothing is ever
+  downloaded;
+- engines are loaded on first use and kept up to MAX_ENGINES; the least recently used goes first, and never a busy one.
 """
 
 import asyncio
@@ -23,15 +22,14 @@ from nip_ray.storage.model_files import gguf_in
 DEFAULT = "default"
 MAX_ENGINES = 4
 UNLIMITED = 1024
-"""The most tokens of a reply for which no limit was given."""
+"""Maximum tokens of a reply without a given limit."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """From names to folders. folder: where `models/` is. default_seed: of the weights of the default model. named:
-    (name, folder) of models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too.
-    """
+    """From names to folders. folder: the parent of `models/`. default_seed: of the weights of the default model. named:
+    (name, folder) of models elsewhere; if there is one, `default` is not offered. any_path: a path is a name too."""
 
     folder: Path
     default_seed: int = 0
@@ -39,8 +37,7 @@ class ModelFolders:
     any_path: bool = True
 
     def locate(self, name: str) -> Path:
-        """The folder of the model called `name`; the default model is written when first asked for. Raises UserError
-        when unknown."""
+        """The folder of the model `name`; the default model is written on first use. Raises UserError when unknown."""
         named = dict(self.named)
         if name in named:
             return named[name]
@@ -56,14 +53,13 @@ class ModelFolders:
         raise UserError(f"there is no local model {name!r}: give {path}one of {', '.join(self.names())}")
 
     def convert(self, file: Path) -> Path:
-        """The folder of the model in a GGUF file; written when first asked for. Raises UserError as `convert_gguf`
-        does."""
+        """The folder of the model in a GGUF file, converted on first use. Raises UserError as `convert_gguf` does."""
         from nip_ray.serving.gguf import convert_gguf, converted_name
 
         return convert_gguf(file, self.folder / "models" / converted_name(file))
 
     def names(self) -> list[str]:
-        """The models that can be asked for by name, in order."""
+        """The available models by name, in order."""
         made = {path.parent.name for path in (self.folder / "models").glob("*/config.json")} - {DEFAULT}
         first = [name for name, _ in self.named] or [DEFAULT]
         return first + sorted(name for name in made - set(first) if _NAME.fullmatch(name))
@@ -87,11 +83,10 @@ class Shelf:
         too_long: Literal["cut", "refuse"],
         on_text: Callable[[str], None] | None = None,
     ) -> Any:
-        """The reply of the model in `folder`; `request` has all but its prompt, and a max_tokens of 0 stands for no
-        limit of the caller's.
+        """The reply of the model in `folder`; `request` has all but its prompt, and a max_tokens of 0 means no limit.
 
-        too_long: what happens to a prompt beyond the context. Cancelling the task stops the generation. Raises
-        UserError for a request that cannot be met, TrainingError when generating breaks off.
+        too_long: the treatment of a prompt beyond the context. Cancelling the task stops the generation. Raises
+        UserError for a request that cannot be met, TrainingError when generation fails.
         """
         engine = await self._engine(folder)
         try:
@@ -108,7 +103,7 @@ class Shelf:
             wanted = replace(request, prompt=prompt, max_tokens=limit)
             if request.schema is None:
                 future = engine.submit(wanted, on_text)
-            else:  # a schema may have to be prepared, which takes seconds with a large vocabulary
+            else:  # preparing a schema takes seconds with a large vocabulary
                 future = await asyncio.to_thread(engine.submit, wanted, on_text)
             made = await asyncio.wrap_future(future)
             return replace(made, text=opened + made.text) if opened else made
@@ -126,10 +121,10 @@ class Shelf:
         async with self._loading:
             engine = self._engines.pop(folder, None)
             if engine is None:
-                idle = [one for one in self._engines if not self._users.get(one)]  # the one not used for longest first
+                idle = [one for one in self._engines if not self._users.get(one)]  # least recently used first
                 for one in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
                     self._engines.pop(one).close()
                 engine = await asyncio.to_thread(Engine, folder, self._max_batch_size)
-            self._engines[folder] = engine  # at the end: the one used last
+            self._engines[folder] = engine  # at the end: most recently used
             self._users[folder] = self._users.get(folder, 0) + 1
         return engine

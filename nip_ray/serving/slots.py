@@ -1,13 +1,13 @@
-"""Keys and values of the replies in the making: one slot for each, all of one tensor, so that replies come and go
-without copying.
+"""Keys and values of the replies in progress: a slot for each, in one tensor, so that replies join and leave without
+copying.
 
 Decisions that matter here:
-- a slot holds its tokens from position 0 on, so a token's column is its position: no padding on the left, nothing is
-  shifted when another reply joins or leaves. Rows of unlike length meet by the mask alone;
+- a slot holds its tokens from position 0 on, so a token's column is its position: no padding on the left, and no shifts
+  when another reply joins or leaves. Rows of different length are handled by the mask alone;
 - the occupied slots are always the first ones: a step works on views. The last column is scratch, written by padding,
   never read;
-- a slot remembers which tokens it holds, also after its reply is done. A new prompt starts from the longest beginning
-  that it shares with any slot (agents ask again and again under the same instructions), and computes the rest only.
+- a slot remembers its tokens, also after its reply is done. A new prompt starts from the longest prefix that it shares
+  with any slot (agents repeat the same instructions), and computes only the rest.
 """
 
 from bisect import bisect_left
@@ -26,9 +26,8 @@ BLOCK = 256
 
 
 class Slots:
-    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; whoever changes one of these
-    lists calls `changed`.
-    """
+    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; after changing one of these
+    lists call `changed`."""
 
     def __init__(self, num_slots: int, context: int) -> None:
         self.num_slots, self.context = num_slots, context
@@ -51,10 +50,10 @@ class Slots:
             self.layers[index] = (self._grown(pair[0], old), self._grown(pair[1], old))
 
     def shared_beginning(self, prompt: list[int]) -> tuple[int, int]:
-        """(slot, number of tokens) of the longest beginning of `prompt` held anywhere; at least one token is left to
+        """(slot, number of tokens) of the longest prefix of `prompt` held anywhere; at least one token is left to
         compute.
 
-        In the order of their tokens, one of the two neighbours of `prompt` shares most with it.
+        In sorted order, one of the two neighbours of `prompt` shares most with it.
         """
         if self._sorted is None:
             self._sorted = sorted((slot for slot, held in enumerate(self.tokens) if held), key=self.tokens.__getitem__)
@@ -64,16 +63,16 @@ class Slots:
         return -slot, min(length, len(prompt) - 1)
 
     def changed(self) -> None:
-        """Some of `tokens` are others now."""
+        """Call after changing `tokens`."""
         self._sorted = None
 
     def hold(self, slot: int, tokens: list[int]) -> None:
-        """Slot `slot` holds these tokens now."""
+        """Set the tokens of slot `slot`."""
         self.tokens[slot] = tokens
         self.changed()
 
     def forget(self) -> None:
-        """Hold nothing."""
+        """Clear all slots."""
         self.tokens = [[] for _ in range(self.num_slots)]
         self.changed()
 
@@ -81,10 +80,10 @@ class Slots:
         """Let the slots from `first` on hold, each, the first `length` tokens of a slot, for (slot, length) in
         `wanted`.
 
-        Slots before `first` stay as they are. Of the others, what a wanted slot held before moves to where its tokens
-        come from, or to an empty slot, so that as much as possible is still there for those who ask next.
+        Slots before `first` are unchanged. Of the others, the former content of a target moves to where its new tokens
+        come from, or to an empty slot, so that as much as possible is kept for later prompts.
         """
-        # where the content of a slot is by now, and whose content a slot has by now; others: where they were
+        # current place of a slot's content, and current content of a slot; others: unmoved
         at, holds = {}, {}
         swaps, copies, given = [], [], set()
         empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]]
@@ -110,7 +109,7 @@ class Slots:
         self.changed()
 
     def swap(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Exchange what the two slots of each pair hold, one pair after the other."""
+        """Exchange the contents of the two slots of each pair, one pair after the other."""
         if not pairs:
             return
         holds: dict[int, int] = {}
@@ -132,15 +131,15 @@ class Slots:
             buffer[torch.tensor(target), :, : max(length)] = buffer[torch.tensor(source), :, : max(length)]
 
     def place(self, first: int, position_BQ: Tensor, width: int) -> None:
-        """Where the next forward pass writes: rows from slot `first`, at these positions (negative: padding); it reads
-        `width` columns."""
+        """Set the target of the next forward pass: rows from slot `first`, at these positions (negative: padding); it
+        reads `width` columns."""
         rows = position_BQ.shape[0]
         self._rows = torch.arange(first, first + rows, device=position_BQ.device)[:, None]
         self._columns = torch.where(position_BQ < 0, self.columns, position_BQ)
         self._first, self._width = first, width
 
     def write(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Put (B, H, Q, D) where `place` said; returns all that these rows hold, (B, H, T, D)."""
+        """Write (B, H, Q, D) to the target of `place`; returns everything that these rows hold, (B, H, T, D)."""
         if layer not in self.layers:
             self.layers[layer] = (self._empty(keys), self._empty(values))
         held = self.layers[layer]

@@ -1,7 +1,7 @@
-"""Turning the tokens of a reply into text piece by piece.
+"""Turn the tokens of a reply into text piece by piece.
 
-Decisions that matter here: a character whose bytes are not all there yet is held back, and so is what may be the
-beginning of a stop text. So what was passed on never has to be taken back, and all pieces together are the whole text.
+Decisions that matter here: an incomplete character is held back, and so is a possible beginning of a stop text. So no
+text is ever taken back, and all pieces together are the whole text.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ class TextStream:
         self._decode, self._stop = decode, stop
 
     def advance(self, tokens: Sequence[int], final: bool = False) -> str:
-        """The new text that can be passed on now that the reply has these tokens. final: none will follow."""
+        """The new text to pass on now that the reply has these tokens. final: none will follow."""
         whole = self._decode(tokens)
         found = [at for text in self._stop if (at := whole.find(text)) >= 0]
         if found:
             self.stopped, safe = True, whole[: min(found)]
         else:
             safe = whole
-            if not final:  # the end may still change: cut characters, and beginnings of stop texts
+            if not final:  # the end may still change: incomplete characters, and beginnings of stop texts
                 safe = whole.rstrip(_PARTIAL)
                 held = [size for text in self._stop for size in range(1, len(text)) if safe.endswith(text[:size])]
                 safe = safe[: len(safe) - max(held, default=0)]

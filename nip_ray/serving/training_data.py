@@ -1,14 +1,14 @@
-"""Reading fine-tuning data in the OpenAI form, and turning it into tokens.
+"""Read fine-tuning data in the OpenAI form, and turn it into tokens.
 
     supervised: {"messages": [{"role", "content", "name"?, "weight"?}, ...]}
     dpo:        {"input": {"messages": [...]}, "preferred_output": [message], "non_preferred_output": [message]}
 
 Decisions that matter here:
-- supervised learning is on what assistants say, and on nothing else: each assistant message, from the first token after
-  its role marker to the token that ends it, unless its weight is 0;
-- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked. Where
-  the template begins each reply with reasoning, it learns to end that at once and to reply; there the last message of
-  an example is learned alone, since templates show earlier ones without;
+- supervised learning is only on assistant messages: each one, from the first token after its role marker to the token
+  that ends it, unless its weight is 0;
+- tokens are made by the same `ChatFormat` as in inference, so a model learns in the form in which it is used. If the
+  template begins each reply with reasoning, it learns to end that at once and to reply; there only the last message of
+  an example is learned, since templates show earlier ones without;
 - a chat that is too long loses its middle, as a prompt does.
 """
 
@@ -30,8 +30,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Example:
-    """One line. supervised: `messages` alone. dpo: `messages` is the input, `preferred` and `rejected` are what was
-    said to it."""
+    """One line. supervised: `messages` alone. dpo: `messages` is the input, `preferred` and `rejected` are replies to
+    it."""
 
     messages: list[dict[str, Any]]
     preferred: str = ""
@@ -39,13 +39,13 @@ class Example:
 
 
 def parse_examples(data: bytes, method: Method) -> list[Example]:
-    """All examples. Raises UserError that names the line where the data is not of the form that `method` needs."""
+    """All examples. Raises UserError that names the line if the data does not have the form of `method`."""
     examples = []
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             try:
                 read = json.loads(line)
-                json.dumps(read, ensure_ascii=False).encode()  # half of a surrogate pair is no text that has tokens
+                json.dumps(read, ensure_ascii=False).encode()  # half of a surrogate pair has no tokens
                 examples.append(_example(read, method))
             except UnicodeEncodeError as error:
                 half = ascii(error.object[error.start]).strip("'")
@@ -75,8 +75,7 @@ def supervised_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
 def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
     """For each example `prompt_ids`, `chosen_ids` and `rejected_ids`, each output with the token that ends it.
 
-    Pairs whose outputs are the same, or became so by the cut, teach nothing and are left out. Raises UserError where
-    none is left.
+    Pairs whose outputs are the same, or became so by the cut, are left out. Raises UserError if none is left.
     """
     rows, num_cut = [], 0
     for example in examples:
@@ -111,7 +110,7 @@ def _warn_of_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
 
 
 def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:
-    """All tokens of a chat, up to the end of its last learned message, and which of them are learned."""
+    """All tokens of a chat, up to the end of its last learned message, and a mask of the learned ones."""
     own = [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1) != 0]
     before = messages[: own[-1]]
     if chat.opened:
@@ -123,7 +122,7 @@ def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list
     learned = [False] * len(ids)
     for index, start, following in zip(own, starts, [*starts[1:], len(ids)]):
         end = next((at + 1 for at in range(start, following) if ids[at] in chat.ends), None)
-        if end is None:  # a template that marks where a message begins, and not where it ends
+        if end is None:  # a template that marks where a message begins, but not where it ends
             end = common_beginning(chat.completed(messages[: index + 1]), ids[:following])
         learned[start:end] = [True] * (end - start)
     return ids, learned

@@ -1,14 +1,12 @@
-"""The model called `words`: a small untrained decoder each of whose tokens is a word of the scenario, to be trained
-here from nothing.
+"""The model named `words`: a small untrained decoder with a token for each word of the scenario, to train from scratch.
 
 Decisions that matter here:
-- the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is read as one
-  that is unknown;
-- a chat costs a token for each message besides its words: the mark of its role, or the end of a reply, which the model
-  has to learn. A reply follows at once upon what was heard last, and not upon a mark of its own: so small models learn
-  to compare words much faster;
-- it is a Llama in the Hugging Face form, as the default model is, so whatever reads, serves or trains that one does so
-  with this one.
+- the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is unknown;
+- a chat costs one token per message in addition to its words: the mark of its role, or the end of a reply, which the
+  model has to learn. A reply directly follows the last message, without a mark of its own: so small models learn to
+  compare words much faster;
+- it is a Llama in the Hugging Face form, like the default model, so all code that reads, serves or trains that one
+  works with this one.
 """
 
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ def word_tokenizer(words: Sequence[str], context: int) -> Any:
 
 
 def save_word_model(folder: Path, words: Sequence[str], settings: WordModelSettings, seed: int = 0) -> Path:
-    """Write the model of these words, sizes and `seed` to `folder`, unless there is one; returns the folder."""
+    """Write the model with these words, sizes and `seed` to `folder`, unless there is one; returns the folder."""
 
     def make() -> tuple[Any, Any]:
         tokenizer = word_tokenizer(words, settings.context)

@@ -13,7 +13,7 @@ USED_BY_KIND: dict[str, tuple[str, ...]] = {
     "exponential": ("final", "rate"),
     "inverse": ("rate",),
 }
-"""What each kind of schedule needs besides `initial`."""
+"""Kind of schedule -> the keys that it needs in addition to `initial`."""
 _KIND = (
     "Its course: initial throughout; in `steps` equal steps to final; by the factor `rate` towards final; rate / (t +"
     " rate / initial)."

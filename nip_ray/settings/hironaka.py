@@ -161,7 +161,7 @@ class HironakaSettings:
             for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
                 if agent.kind == "scripted" and name not in SCRIPTED[role]:
                     yield (
-                        f"agents.{source}.{key}: got {name}, which is no {role}, expected one of"
+                        f"agents.{source}.{key}: got {name}, which does not play the {role}, expected one of"
                         f" {', '.join(SCRIPTED[role])}"
                     )
 

@@ -96,7 +96,7 @@ def _payoff_faults(settings: MatrixGameSettings) -> Iterator[str]:
             )
         elif len(set(widths)) > 1:
             yield f"{key}: got rows of {', '.join(map(str, widths))} numbers, expected rows of one length"
-        elif not all(abs(x) <= _LARGEST for row in rows for x in row):  # false for what is no number too
+        elif not all(abs(x) <= _LARGEST for row in rows for x in row):  # false for NaN too
             yield f"{key}: expected finite numbers of at most {_LARGEST:g}"
         else:
             shapes.append((len(rows), widths[0]))

@@ -54,34 +54,34 @@ class ProviderSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     has_model: ClassVar[bool] = True
-    """Somebody is asked; else replies are random."""
+    """False if replies are random and no model is queried."""
     hosted: ClassVar[bool] = True
-    """A service of others, whose replies may cost money; unusable ones end a stage early."""
+    """A remote service, whose replies may cost money; unusable ones end a stage early."""
     local_models: ClassVar[bool] = False
     """Models are folders on this cluster, or `default`."""
     fine_tunes: ClassVar[bool] = False
-    """There is a `FineTuneBackend`."""
+    """It has a `FineTuneBackend`."""
     tuning_keys: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
-    """Which of `learning_rate` (else a multiplier on the provider's own) and `nll_coefficient` its fine-tuning jobs
-    heed."""
+    """Those of `learning_rate` (else a multiplier on the provider's own) and `nll_coefficient` that its fine-tuning
+    jobs use."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
     sees_whole_distribution: ClassVar[bool] = True
     """Under such a loss: it computes entropies, and log-probabilities at any temperature."""
     takes_extra_body: ClassVar[bool] = False
-    """`ChatRequest.extra` is sent."""
+    """`ChatRequest.extra` is supported."""
     holds_schemas: ClassVar[bool] = False
-    """Replies keep to `ChatRequest.schema`."""
+    """`ChatRequest.schema` is enforced."""
     dpo_passes: ClassVar[int] = 1
-    """How often a token of a fine-tuning file is billed in an epoch of DPO, at most."""
+    """Maximum number of times that a token of a fine-tuning file is billed in an epoch of DPO."""
     base_url_variable: ClassVar[str | None] = None
-    """Environment variable with the address, where `base_url` is not set."""
+    """Environment variable with the address, if `base_url` is not set."""
     default_base_url: ClassVar[str | None] = None
-    """The address where neither is."""
+    """The address if neither is set."""
 
     @property
     def can_fine_tune(self) -> bool:
-        """True if this very provider fine-tunes."""
+        """True if this provider, with these options, fine-tunes."""
         return self.fine_tunes
 
     @property
@@ -92,7 +92,7 @@ class ProviderSettings:
 
     @property
     def limits(self) -> tuple[float | None, float | None] | None:
-        """The most calls and tokens in a minute; None for a kind without such options."""
+        """Maximum calls and tokens per minute; None for a kind without such options."""
         keys = ("requests_per_minute", "tokens_per_minute")
         return (
             (getattr(self, keys[0], None), getattr(self, keys[1], None))
@@ -122,8 +122,7 @@ class ProviderSettings:
 
 @dataclass(frozen=True)
 class OpenAIProvider(ProviderSettings):
-    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning
-    jobs."""
+    """Any service of the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
 
     fine_tunes = True
     tuning_keys = frozenset()
@@ -298,8 +297,7 @@ class TrainingServiceProvider(ProviderSettings):
 
 @dataclass(frozen=True)
 class DummyProvider(ProviderSettings):
-    """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a
-    model."""
+    """Seeded random replies of the right form, fine-tuning that changes nothing: to try a config without a model."""
 
     has_model = False
     hosted = False

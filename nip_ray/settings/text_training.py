@@ -108,7 +108,7 @@ class TextTrainingSettings:
     fine_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of fine-tuning jobs.")
 
     replaces_guesses: ClassVar[bool] = True
-    """Whether `guess_replacement` has an effect; false where learning is from pairs or trees."""
+    """True if `guess_replacement` has an effect; false for learning from pairs or trees."""
 
     def faults(self) -> Iterator[str]:
         """Settings without an effect."""

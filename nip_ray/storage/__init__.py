@@ -1,1 +1,1 @@
-"""What lies on disk: run folders, checkpoints that are written whole or not at all, copies in object stores."""
+"""Storage: run folders, atomic checkpoints, copies in object stores."""

@@ -1,26 +1,26 @@
-"""Checkpoints that are written whole or not at all, and verified before anything in them is read.
+"""Atomic checkpoints, verified before anything in them is read.
 
 A checkpoint is a folder `NNNNNN` (its iteration) with `NAME.pt` for each entry of `tensors`, `state.json`, and
 `manifest.json`, which holds the SHA-256 sum and the size of every other file, and of itself.
 
-Why a kill, or a power cut, at any moment leaves a valid checkpoint behind, once there was one:
+A kill, or a power cut, at any moment leaves a valid checkpoint, once there was one, because:
 - all files are written into a hidden folder `.NNNNNN.tmp-PID`, then they and that folder are fsynced, then it is
-  renamed to `NNNNNN`, then the parent is fsynced. The rename is atomic, so `NNNNNN` never holds less than everything;
-- older checkpoints are removed only after that. Each is first renamed to a hidden name, so that none is ever seen half
-  removed;
+  renamed to `NNNNNN`, then the parent is fsynced. The rename is atomic, so `NNNNNN` is always complete;
+- older checkpoints are removed only after that. Each is first renamed to a hidden name, so that none is ever visible
+  half removed;
 - an iteration that exists already is renamed to `.NNNNNN.old-PID` before the new one takes its name. Between the two
-  renames the old one is still found under its hidden name by `load_checkpoint`, and the next `save_checkpoint` gives it
-  its name back;
-- what killed writers left is removed by the next save. One process writes at a time: the caller holds the lock of the
-  run folder.
+  renames `load_checkpoint` still finds the old one under its hidden name, and the next `save_checkpoint` restores its
+  name;
+- the next save removes what killed writers left. One process writes at a time: the caller holds the lock of the run
+  folder.
 
-What the disk or a hand damages later is found by the sums: size and sum of every file are compared before the first is
-read. The loader then falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error.
-It never runs code from a file: tensors are read by `torch.load(weights_only=True)`, and a file that has something else
-in it, under a right sum, was not written here: that is an error, and nothing falls back.
+Later damage is found by the sums: size and sum of every file are compared before the first is read. The loader then
+falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error. It never runs code from
+a file: tensors are read by `torch.load(weights_only=True)`, and other content in a file with a right sum was not
+written here: that is an error without a fallback.
 
-Weights alone, for others to have, are a folder with the manifest and the state at its top and `AGENT.safetensors` for
-each agent (`write_weights`). It is read as the one checkpoint of a run folder that has no `checkpoints`.
+Weights alone, for publishing, are a folder with the manifest and the state at its top and `AGENT.safetensors` for each
+agent (`write_weights`). It is read as the one checkpoint of a run folder that has no `checkpoints`.
 """
 
 import hashlib
@@ -54,11 +54,11 @@ _HIDDEN = re.compile(r"\.(\d{6,})\.(tmp|trash)-\d+")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, verified.
+    """A verified checkpoint.
 
-    iteration: when. tensors: name -> nested dicts and lists of tensors (on the CPU) and plain values. state: plain JSON
-    values. fingerprint: of the config it belongs to. path: its folder. skipped: for each newer checkpoint that was
-    passed over, its path and why.
+    iteration: its number. tensors: name -> nested dicts and lists of tensors (on the CPU) and plain values. state:
+    plain JSON values. fingerprint: of the config it belongs to. path: its folder. skipped: for each newer checkpoint
+    that was skipped, its path and the reason.
     """
 
     iteration: int
@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 class _Damaged(Exception):
-    """Why a checkpoint cannot be used."""
+    """The reason why a checkpoint is unusable."""
 
 
 def save_checkpoint(
@@ -87,8 +87,8 @@ def save_checkpoint(
     tensors: NAME -> nested dicts, lists and tuples of tensors, numpy arrays (which come back as tensors), numbers,
     strings, None. state: plain JSON values with finite numbers (tuples come back as lists; put other numbers into
     `tensors`, which keep them exactly). An existing checkpoint of `iteration` is replaced. Later iterations are neither
-    counted nor touched: see `rewind_checkpoints`. Returns the checkpoint's folder. Raises UserError when it cannot be
-    written (all earlier checkpoints are then still there), ValueError for content that could not be read back.
+    counted nor changed: see `rewind_checkpoints`. Returns the checkpoint's folder. Raises UserError when it cannot be
+    written (all earlier checkpoints are then kept), ValueError for content that could not be read back.
     """
     if iteration < 0 or (keep is not None and keep < 1):
         raise ValueError(f"iteration must be at least 0 and keep at least 1 (got {iteration}, {keep})")
@@ -111,9 +111,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str | None = None) -> Checkpoint:
-    """The checkpoint of `iteration`, or the newest undamaged one; those passed over are named in its `skipped`.
+    """The checkpoint of `iteration`, or the newest undamaged one; its `skipped` names the damaged ones.
 
-    Raises UserError when there is none (left), when the one asked for is missing or damaged, when it belongs to another
+    Raises UserError when there is none (left), when the requested one is missing or damaged, when it belongs to another
     config than `fingerprint`, when a newer nip_ray wrote it, and when one with right sums holds anything but tensors
     and plain values.
     """
@@ -141,8 +141,7 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
 def write_weights(
     folder: Path, iteration: int, modules: Mapping[str, Mapping[str, torch.Tensor]], fingerprint: str
 ) -> None:
-    """Write the weights of each agent into `folder`, which has no other files, in the form that is read as a checkpoint
-    without the rest.
+    """Write weights of each agent into the otherwise empty `folder`, in the form of a checkpoint of weights alone.
 
     Raises UserError without the library safetensors.
     """
@@ -157,7 +156,7 @@ def write_weights(
 
 
 def weights_alone(run_dir: Path) -> dict[int, Path]:
-    """iteration -> the folder, where `write_weights` has written into it; else nothing."""
+    """iteration -> the folder, if `write_weights` has written into it; else {}."""
     try:
         found = json.loads((run_dir / MANIFEST).read_bytes())
         return {int(found["iteration"]): run_dir} if found["format"] == FORMAT else {}
@@ -166,8 +165,8 @@ def weights_alone(run_dir: Path) -> dict[int, Path]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether any checkpoint, damaged or not, was ever finished in `folder`; what a kill during the very first save
-    leaves is none."""
+    """True if any checkpoint, damaged or not, was ever finished in `folder`; leftovers of a first save that was killed
+    do not count."""
     return bool(_candidates(folder))
 
 
@@ -177,11 +176,10 @@ def kept_iterations(folder: Path) -> list[int]:
 
 
 def rewind_checkpoints(folder: Path, iteration: int) -> None:
-    """Remove the checkpoints after `iteration`, damaged or not, so that training which continues from there is not
-    mixed up with them.
+    """Remove the checkpoints after `iteration`, damaged or not, before training continues from there.
 
-    Do it before the metrics are rewound: a kill in between then leaves a checkpoint with rows to spare, never one with
-    rows missing. Raises UserError when the folder cannot be written.
+    Call it before the metrics are rewound: a kill in between then leaves a checkpoint with too many rows, never with
+    too few. Raises UserError when the folder cannot be written.
     """
     if not folder.is_dir():
         return
@@ -193,7 +191,7 @@ def rewind_checkpoints(folder: Path, iteration: int) -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, or tidy up what killed writers left in it."""
+    """Make the folder, or remove what killed writers left in it."""
     make_folder(folder)
     for entry in list(folder.iterdir()):
         if _HIDDEN.fullmatch(entry.name):
@@ -214,7 +212,7 @@ def _write_files(
         with (aside / f"{name}.pt").open("wb") as file:
             try:
                 torch.save(content, file)
-            except RuntimeError as error:  # how torch passes on a full disk
+            except RuntimeError as error:  # how torch reports a full disk
                 raise (error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error))) from None
     _write_manifest(aside, iteration, state, fingerprint)
     with ThreadPoolExecutor(8) as pool:  # at once: a journal then commits them together, in a fifth of the time or less
@@ -249,7 +247,7 @@ def _move_into_place(aside: Path, final: Path) -> None:
 
 
 def _remove(checkpoints: list[Path]) -> None:
-    """Take each out of sight in one step, then remove it."""
+    """Hide each in one step, then remove it."""
     for path in checkpoints:
         number = _number_of(path.name)
         hidden = path.with_name(f".{number:06d}.trash-{os.getpid()}")
@@ -269,8 +267,8 @@ def _finished(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _candidates(folder: Path) -> dict[int, Path]:
-    """iteration -> path, with those that a killed writer had moved aside and not yet replaced; of weights alone, the
-    run folder itself."""
+    """iteration -> path, including those that a killed writer had moved aside and not yet replaced; for weights alone,
+    the run folder itself."""
     if not folder.is_dir():
         return weights_alone(folder.parent)
     hidden = {_number_of(entry.name): entry for entry in folder.iterdir() if _REPLACED.fullmatch(entry.name)}
@@ -278,7 +276,7 @@ def _candidates(folder: Path) -> dict[int, Path]:
 
 
 def _verify(path: Path, iteration: int) -> dict[str, Any]:
-    """The manifest of a checkpoint all of whose files are as they were written. Raises _Damaged."""
+    """The manifest of a checkpoint with unchanged files. Raises _Damaged."""
     manifest = _read_manifest(path)
     if manifest["iteration"] != iteration:
         raise _Damaged(f"{MANIFEST} is of iteration {manifest['iteration']}")
@@ -304,7 +302,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stated = manifest.pop("sha256")
         if type(version) is int and version > VERSION:
             newer = f"has the format version {version}, and this nip_ray knows those up to {VERSION}"
-            # no damage: to continue from an earlier one would remove what a newer nip_ray has done
+            # not damage: continuing from an earlier one would remove a newer nip_ray's work
             if stated == checksum(manifest):
                 raise UserError(f"{path} {newer}; use a newer one")
             raise _Damaged(f"it {newer}")
@@ -323,7 +321,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not intact:
         raise _Damaged(f"{MANIFEST} does not match its own checksum")
     if not well_formed:
-        raise _Damaged(f"{MANIFEST} lists what is no file of a checkpoint, or not {STATE}")
+        raise _Damaged(f"{MANIFEST} lists files that are not of a checkpoint, or not {STATE}")
     return manifest
 
 
@@ -369,18 +367,18 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is no file of safetensors ({error})") from None
+        raise UserError(f"{path} is not a safetensors file ({error})") from None
 
 
 def _kind(error: Exception) -> str:
-    """What `torch.load` met, without its advice to load the file all the same."""
+    """The object that `torch.load` met, without its advice to load the file anyway."""
     forbidden = re.search(r"GLOBAL (\S+)", str(error))
     return f"it calls for {forbidden[1]}" if forbidden else type(error).__name__
 
 
 def _plain(value: Any, where: str) -> Any:
-    """`value` in types that `torch.load(weights_only=True)` reads. A view is copied, so that it does not take its whole
-    storage along."""
+    """`value` in types that `torch.load(weights_only=True)` reads. A view is copied, so that it does not include its
+    whole storage."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
@@ -412,7 +410,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _check_state(value: Any, where: str) -> None:
-    """Raise ValueError where JSON would not give `value` back."""
+    """Raise ValueError unless JSON would return `value` unchanged."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             if not isinstance(key, str):
@@ -424,7 +422,7 @@ def _check_state(value: Any, where: str) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value}, which JSON does not have; put it into `tensors`")
     elif value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{where}: a {type(value).__name__} is no plain JSON value")
+        raise ValueError(f"{where}: a {type(value).__name__} is not a plain JSON value")
 
 
 def _checked_name(name: str) -> str:

@@ -1,11 +1,11 @@
-"""What we use of wandb that is not public: here alone, each name with the version in which it was read."""
+"""All uses of non-public wandb names, each with the version in which it was read."""
 
 PRIVATE = dict.fromkeys(("wandb.sdk.lib.wbauth.read_netrc_auth", "wandb.sdk.lib.wbauth.check_api_key"), "0.31.0")
 """Held by tests/test_private_names.py."""
 
 
 def key_of_login() -> str | None:
-    """The key that `wandb login` has left for the server in use, whichever of its names it was left under."""
+    """The key that `wandb login` has stored for the server in use, under any of its names."""
     import wandb
     from wandb.sdk.lib import wbauth
 
@@ -13,7 +13,7 @@ def key_of_login() -> str | None:
 
 
 def fault_of_key(key: str) -> str | None:
-    """What is wrong with the form of a key; None for nothing."""
+    """The fault in the form of a key; None if there is none."""
     from wandb.sdk.lib import wbauth
 
     return wbauth.check_api_key(key)

@@ -1,13 +1,13 @@
-"""The one way in which files are written: whole in one step, or a line at a time at the end, by one writer at a time.
+"""File writing: atomically as a whole, or by appending lines, with one writer at a time.
 
 Decisions that matter here:
-- a whole file is written aside, fsynced and renamed: a reader, or whoever comes after a crash, sees all of the old
-  content or all of the new;
-- a line is put at the end by a single write. A kill can tear the last line only; it was never acted upon, and is cut
-  off when the file is opened next;
-- every line carries the version of its format (`check_version`) and, where money hangs on it, a CRC-32 (`sealed`);
-- locks are `flock`: the kernel drops one with the process that holds it, however that dies, so none is ever stale.
-  Readers take none. A file system without locks gets a warning instead.
+- a whole file is written aside, fsynced and renamed: readers, also after a crash, see all of the old content or all of
+  the new;
+- a line is appended by a single write. A kill can tear only the last line; it was never acted upon, and is cut off when
+  the file is opened next;
+- every line carries the version of its format (`check_version`) and, if money depends on it, a CRC-32 (`sealed`);
+- locks are `flock`: the kernel releases one with the process that holds it, so none is ever stale. Readers take none. A
+  file system without locks gets a warning instead.
 """
 
 import errno
@@ -30,18 +30,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step. Raises UserError when it cannot be written; the old content is then still
-    there."""
+    """Write `data` to `path` in one step. Raises UserError when it cannot be written; the old content is then kept."""
     with written_aside(path) as aside:
         aside.write_bytes(data)
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write a file to, which takes the name `path` in one step once it is whole; the folder
-    must be there.
+    """A path beside `path` to write a file to, which is then renamed to `path` in one step; the folder must exist.
 
-    Raises UserError for an OSError on the way; what had the name is then still there.
+    Raises UserError for an OSError on the way; the old file is then kept.
     """
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
@@ -52,13 +50,12 @@ def written_aside(path: Path) -> Iterator[Path]:
     except OSError as error:
         cannot_write(path, error)
     finally:
-        with suppress(OSError):  # gone already after the rename
+        with suppress(OSError):  # already gone after the rename
             aside.unlink(missing_ok=True)
 
 
 def make_parents(path: Path) -> None:
-    """Make the folder that a file at `path` needs; its name is on disk on return. Raises UserError when it cannot be
-    made."""
+    """Make the parent folder of `path`; its name is on disk on return. Raises UserError when it cannot be made."""
     try:
         make_folder(path.parent)
     except OSError as error:
@@ -66,15 +63,14 @@ def make_parents(path: Path) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise UserError, before any work, where no file can be written at `path`; make the folder that it needs."""
+    """Raise UserError, before any work, if no file can be written at `path`; make its folder."""
     make_parents(path)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"{path}: cannot be written; name a file in a folder that can be written")
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder, and those above it that are missing; their names are on disk on return. Raises OSError when it
-    cannot be made."""
+    """Make the folder and missing parents; their names are on disk on return. Raises OSError when it cannot be made."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
         path.mkdir(exist_ok=True)
@@ -91,7 +87,7 @@ def sync(path: Path) -> None:
 
 
 def put_in_place(aside: Path, folder: Path) -> None:
-    """Rename the finished folder `aside` to `folder`; where another writer came first, its (equal) work stays."""
+    """Rename the finished folder `aside` to `folder`; if another writer came first, its (equal) work stays."""
     for entry in aside.rglob("*"):
         if entry.is_file():
             sync(entry)
@@ -105,9 +101,9 @@ def put_in_place(aside: Path, folder: Path) -> None:
 
 
 def lock(file: IO[Any] | FileIO, path: Path) -> None:
-    """Lock `file` until it is closed or the process ends. path: how messages name it.
+    """Lock `file` until it is closed or the process ends. path: its name in messages.
 
-    Raises UserError when another process holds it; it names that one where the file's text does.
+    Raises UserError when another process holds it, with that process if the file's text has it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,9 +133,9 @@ def is_locked(path: Path) -> bool:
 
 
 class LineFile:
-    """The file at `path`, locked and opened to append lines to; it and its folder are made when missing.
+    """The file at `path`, locked and opened to append lines; it and its folder are made if missing.
 
-    Raises UserError when it cannot be opened, or is open for writing elsewhere. locked: False where another lock guards
+    Raises UserError when it cannot be opened, or is open for writing elsewhere. locked: False if another lock guards
     it.
     """
 
@@ -163,7 +159,7 @@ class LineFile:
         self._file = file
 
     def cut(self, length: int | None = None) -> None:
-        """Cut it back to `length` bytes (none: to its last whole line)."""
+        """Truncate it to `length` bytes (None: to its last complete line)."""
         try:
             whole = self.path.read_bytes().rfind(b"\n") + 1 if length is None else length
             self._open().truncate(whole)
@@ -171,8 +167,8 @@ class LineFile:
             cannot_write(self.path, error)
 
     def append(self, line: bytes) -> None:
-        """Add a line, which is with the operating system on return. Raises UserError when it cannot be written; no part
-        of it stays."""
+        """Append a line, which the operating system has on return. Raises UserError when it cannot be written, leaving
+        no part of it."""
         file = self._open()
         try:
             if (written := file.write(line)) != len(line):
@@ -182,14 +178,14 @@ class LineFile:
             cannot_write(self.path, error)
 
     def sync(self) -> None:
-        """Return when all that was appended is on disk. Raises UserError when it cannot be."""
+        """Return when all appended lines are on disk. Raises UserError on failure."""
         try:
             os.fsync(self._open().fileno())
         except OSError as error:
             cannot_write(self.path, error)
 
     def close(self) -> None:
-        """Close the file, and give the lock back. May be called again."""
+        """Close the file and release the lock. May be called again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -201,9 +197,9 @@ class LineFile:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """The lines of a file that another process may be writing, with their ends: the last may have none, or zeros in it
-    where blocks never reached the disk. None when the file is missing. Raises UserError when it cannot be read.
-    """
+    """The lines, with line ends, of a file that another process may be writing: the last may lack its end, or
+    contain zeros where blocks never reached the disk. None when the file is missing. Raises UserError when it cannot
+    be read."""
     try:
         with path.open("rb") as file:
             return file.readlines()
@@ -214,14 +210,13 @@ def lines_of(path: Path) -> list[bytes]:
 
 
 def sealed(entry: Any, version: int) -> bytes:
-    """The one line in which a JSON value is written with its CRC-32."""
+    """A JSON value with its CRC-32 as one line."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f'{{"crc":{zlib.crc32(text.encode())},"entry":{text},"version":{version}}}\n'.encode()
 
 
 def unsealed(line: bytes, newest: int, where: str) -> Any:
-    """The value of a `sealed` line. Raises ValueError for a line that is not as it was written, UserError for one of a
-    newer version."""
+    """The value of a `sealed` line. Raises ValueError for a changed line, UserError for one of a newer version."""
     try:
         row = json.loads(line)
         version, entry = row["version"], row["entry"]
@@ -234,7 +229,7 @@ def unsealed(line: bytes, newest: int, where: str) -> Any:
 
 
 def check_version(version: Any, newest: int, where: str) -> None:
-    """Raise UserError where a line or a document is of a newer version of its format than `newest`, or of none."""
+    """Raise UserError for a line or a document of a newer version of its format than `newest`, or without a version."""
     if type(version) is not int or version < 1:
         raise UserError(f"{where} is damaged: its format version is {version!r}")
     if version > newest:
@@ -257,7 +252,7 @@ def sum_of(path: Path) -> str:
 
 
 def check_files(folder: Path, sums: Mapping[str, str]) -> None:
-    """Raise UserError where a file of an export is missing or is not what it was."""
+    """Raise UserError if a file of an export is missing or changed."""
     for name, expected in sums.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():

@@ -1,4 +1,4 @@
-"""Which content something belongs to: a hash of plain JSON values."""
+"""Identity by content: a hash of plain JSON values."""
 
 import hashlib
 import json
@@ -7,11 +7,10 @@ from typing import Any
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that depend on the content of `config` (plain JSON values) alone, not on the order of its
-    keys.
+    """16 hexadecimal digits that depend only on the content of `config` (plain JSON values), not on the order of keys.
 
-    Callers pass the parts that matter: what may change between a run and its resumption stays out. Raises TypeError for
-    other values.
+    Callers pass the relevant parts, without those that may change between a run and its resumption. Raises TypeError
+    for other values.
     """
     return checksum(config)[:16]
 
@@ -22,5 +21,5 @@ def checksum(content: Mapping[str, Any]) -> str:
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
-    """`content` as bytes of JSON that depend on nothing else. Raises TypeError for what JSON has not."""
+    """`content` as canonical JSON bytes. Raises TypeError for other types."""
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

@@ -4,13 +4,13 @@
     evaluation.json  report.html environment.json
 
 Decisions that matter here:
-- a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed
-  `create` leaves behind counts as empty, so that it can be repeated;
+- a folder is a run once it has a `config.yaml`, which is written last and atomically; leftovers of a killed `create`
+  count as empty, so that it can be repeated;
 - files are replaced, never overwritten. The one exception is `metrics.jsonl`, to which rows are appended; a torn last
-  line is as good as none (see `nip_ray.storage.files`);
-- one writer at a time, who holds the lock of `.lock`;
-- JSON stays JSON: numbers that are not finite are written as null. Every document and every line carries a format
-  version, which reading checks and takes off again; what a newer version wrote is refused, not guessed at.
+  line is ignored (see `nip_ray.storage.files`);
+- one writer at a time, which holds the lock of `.lock`;
+- JSON stays valid: non-finite numbers are written as null. Every document and every line carries a format version,
+  which readers check and remove; newer versions are refused, not guessed at.
 """
 
 import json
@@ -41,7 +41,7 @@ VERSION = 1
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
 IDENTITY = "run.json"
 EXPORTED = "exported.json"
-"""In a folder that was made of a run for others to have: it can be evaluated, not resumed."""
+"""In a folder exported from a run: it can be evaluated, not resumed."""
 _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
@@ -50,10 +50,10 @@ _LEFTOVER = re.compile(r"\..+\.tmp-(\d{1,9})")
 
 
 class RunFolder:
-    """One run on disk. Made by `create` or `open`; a context manager that gives its lock back at the end.
+    """One run on disk, from `create` or `open`; a context manager that releases its lock at the end.
 
-    path: the folder. checkpoints: the folder that `nip_ray.storage.checkpoint` works in. writable: whether this object
-    holds the lock.
+    path: the folder. checkpoints: the folder of `nip_ray.storage.checkpoint`. writable: True if this object holds the
+    lock.
     """
 
     def __init__(self, path: Path, lock: TextIO | None) -> None:
@@ -64,11 +64,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
-        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept, with its checksum. A
-        run that ended before its first iteration makes room; one of the same config leaves its name, by which trackers
-        and a copy in a store know it.
+        """A new run at `path`, opened for writing, with parents and `config_yaml` with its checksum. A run that ended
+        before its first iteration is replaced; one of the same config leaves its name, by which trackers and a copy in
+        a store know it.
 
-        Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by
+        Raises UserError when the folder already holds a run or anything else, cannot be written, or is being written by
         another process.
         """
         path = Path(path)
@@ -108,7 +108,7 @@ class RunFolder:
     def open(cls, path: Path | str, write: bool = False) -> "RunFolder":
         """The run at `path`; with `write` it is locked against other writers until `close`.
 
-        Raises UserError when there is no run, or when it is to be written and another process is at it.
+        Raises UserError when there is no run, or with `write` when another process holds it.
         """
         path = Path(path)
         if not path.is_dir():
@@ -123,7 +123,7 @@ class RunFolder:
         if write:
             _remove_leftovers(path)
             try:
-                run._sync_name()  # whoever made the run may have been killed before its name was on disk
+                run._sync_name()  # its creator may have been killed before its name was on disk
             except UserError:
                 run.close()
                 raise
@@ -135,16 +135,15 @@ class RunFolder:
         return self._lock is not None
 
     def config_yaml(self) -> str:
-        """The config as it was given to `create`. Raises UserError when it cannot be read."""
+        """The config as passed to `create`. Raises UserError when it cannot be read."""
         return plain_config(_read_text(self.path / CONFIG), str(self.path / CONFIG))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; it is with the operating system
-        on return.
+        """Append one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; on return the system has it.
 
         Values are numbers (Python's, numpy's, or tensors with one element), strings, booleans or None. NaN and both
-        infinities are written as null: the file stays valid JSON, and which of them it was is lost. Raises UserError
-        when the file cannot be written, ValueError for a row that is not flat or has no iteration.
+        infinities are written as null: the file stays valid JSON, and the kind is lost. Raises UserError when the file
+        cannot be written, ValueError for a row that is not flat or has no iteration.
         """
         self._require_lock()
         plain = json_ready(row)
@@ -162,12 +161,11 @@ class RunFolder:
         self._metrics.append(_line(plain))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the
-        last."""
+        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError naming a damaged line before it."""
         return [row for row, _ in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
 
     def figures(self) -> dict[str, Any]:
-        """The last row of metrics, with the figures of the last evaluation where that was in an earlier iteration."""
+        """The last row of metrics, with the metrics of the last evaluation if that was in an earlier iteration."""
         rows = self.metrics()
         tested = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
         return {**next(iter(rows[-1:]), {}), **tested}
@@ -187,10 +185,10 @@ class RunFolder:
             write_atomically(path, b"".join(kept))
 
     def mend_metrics(self, iterations: Iterable[int]) -> str:
-        """Put rows in order, the last of each iteration alone, and one with nothing but `missing: true` in the place of
-        each of these iterations that has none.
+        """Order the rows, with only the last of each iteration, and a row `missing: true` for each of these iterations
+        without one.
 
-        Returns what to warn of, "" where nothing was to be done.
+        Returns a warning, "" if nothing was changed.
         """
         rows = self.metrics()
         found = [row["iteration"] for row in rows]
@@ -199,7 +197,7 @@ class RunFolder:
         if missing:
             shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
             lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
-            faults.append(f"{lost}; rows that say so are in their place")
+            faults.append(f"{lost}; rows that mark the gap are in their place")
         if found != sorted(set(found)):
             faults.append("rows stood twice or out of order; they are sorted, and of each iteration the last is kept")
         if not faults:
@@ -212,29 +210,27 @@ class RunFolder:
         return f"{self.path / METRICS}: {'; '.join(faults)}"
 
     def sync(self) -> None:
-        """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""
+        """Force the rows so far to disk, before a checkpoint that relies on them."""
         if self._metrics is not None:
             self._metrics.sync()
 
     def row_sums(self) -> list[str]:
-        """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it
-        cannot be read."""
+        """A checksum of each row of `metrics.jsonl`, in file order. Raises UserError when it cannot be read."""
         return [_row_sum(line) for line in lines_of(self.path / METRICS)]
 
     def changed_rows(self, stated: Sequence[str]) -> list[int]:
-        """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That
-        some are missing is `mend_metrics`' to tell.
-        """
+        """The iterations whose row differs from `stated`, the `row_sums` of iterations 1, 2, ...; missing rows are
+        reported by `mend_metrics`."""
         rows = ((row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True))
         return sorted(
             {number for number, line in rows if 0 < number <= len(stated) and _row_sum(line) != stated[number - 1]}
         )
 
     def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
-        """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.
+        """Write `transcripts/NAME.jsonl`, one record per line, in one step, replacing any old file.
 
-        name: the iteration with six digits, with a word before it where there are several kinds: "000050",
-        "greedy-000050". Raises UserError when it cannot be written, ValueError for another kind of name.
+        name: the iteration with six digits, after a word if there are several kinds: "000050", "greedy-000050". Raises
+        UserError when it cannot be written, ValueError for another form of name.
         """
         self._require_lock()
         return write_lines(self._transcript(name), records)
@@ -256,8 +252,7 @@ class RunFolder:
         return [name for _, name in sorted(found)]
 
     def rewind_transcripts(self, iteration: int) -> None:
-        """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be
-        written."""
+        """Remove the transcripts of iterations after `iteration`. Raises UserError if the folder cannot be written."""
         self._require_lock()
         for name in self.transcript_names():
             if int(name.rpartition("-")[2]) > iteration:
@@ -271,14 +266,13 @@ class RunFolder:
         """Write the document `name` ("evaluation.json") in one step, with its format and version. Needs no lock: the
         last writer wins.
 
-        Numbers that are not finite become null. Raises UserError when it cannot be written, ValueError for a name with
-        a folder in it.
+        Non-finite numbers become null. Raises UserError when it cannot be written, ValueError for a name with a folder
+        in it.
         """
         return write_document(self._document(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer
-        version."""
+        """The content passed to `write_json`. Raises UserError if it is missing, damaged, or of a newer version."""
         path, how = self._document(name), _MENDED_BY.get(name, "write it again")
         try:
             document = json.loads(_read_text(path))
@@ -290,7 +284,7 @@ class RunFolder:
         return {key: value for key, value in document.items() if key not in ("format", "version")}
 
     def close(self) -> None:
-        """Close all files and give the lock back."""
+        """Close all files and release the lock."""
         self._close_metrics()
         if self._lock is not None:
             self._lock.close()
@@ -312,8 +306,7 @@ class RunFolder:
             cannot_write(self.path, error)
 
     def _require_lock(self) -> None:
-        """Where the file was removed, its lock keeps nobody away: take the one that is there now. Raises UserError
-        where another has it."""
+        """A removed lock file excludes nothing: take the present one. Raises UserError if another process has it."""
         if self._lock is None:
             raise RuntimeError(f"{self.path} was not opened for writing")
         if not os.fstat(self._lock.fileno()).st_nlink:
@@ -337,9 +330,8 @@ class RunFolder:
 
 
 def read_export(folder: RunFolder) -> dict[str, Any]:
-    """What an export of language models says of itself: iteration, models (group -> name), elsewhere (groups whose
-    weights a provider has) and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks.
-    """
+    """The description of an export of language models: iteration, models (group -> name), elsewhere (groups whose
+    weights a provider has) and files (path -> SHA-256 sum). Raises UserError if it is damaged, or of networks."""
     found = folder.read_json(EXPORTED)
     kinds = {"iteration": int, "models": dict, "elsewhere": list, "files": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]:
@@ -351,17 +343,15 @@ def read_export(folder: RunFolder) -> dict[str, Any]:
 
 
 def only_begun(path: Path) -> bool:
-    """True if `path` is the folder of a run that ended while it was built: nothing was computed that it could continue
-    from."""
+    """True if `path` is the folder of a run that ended during its setup, without results to continue from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 
 
 def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """What a run ran on: Python, platform, processors, versions of the packages that matter, the commit of nip_ray's
-    own checkout ("-dirty" when it has changes), the time. `extra` is added and wins. Nothing of the process environment
-    is in it.
-    """
+    """The environment of a run: Python, platform, processors, versions of the main packages, the commit of nip_ray's
+    own checkout ("-dirty" with changes), the time. `extra` is added and wins. Contains nothing of the process
+    environment."""
     made = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -376,8 +366,8 @@ def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def json_ready(value: Any) -> Any:
-    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, numbers that are not
-    finite as None.
+    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, non-finite numbers as
+    None.
 
     Raises ValueError for anything else, and for keys that are not strings.
     """
@@ -397,8 +387,7 @@ def json_ready(value: Any) -> Any:
 
 
 def write_document(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write the JSON document at `path` in one step, with its format (after its name) and version; see
-    `RunFolder.write_json`."""
+    """Write the JSON at `path` in one step, with format (after its name) and version; see `RunFolder.write_json`."""
     plain = json_ready(content)
     if {"format", "version"} & set(plain):
         raise ValueError(f"{path.name}: `format` and `version` are ours to write")
@@ -408,15 +397,14 @@ def write_document(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be
-    written."""
+    """Write one JSON object per line to `path`, in one step, making its folder. Raises UserError if unwritable."""
     make_parents(path)
     write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
     return path
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What `write_lines` wrote; nothing for a file that is missing. Raises UserError that names a damaged line."""
+    """The records of `write_lines`; [] if the file is missing. Raises UserError that names a damaged line."""
     return [record for record, _ in _read_lines(path, None, torn_tail=False)]
 
 
@@ -427,8 +415,8 @@ def _refuse_run(path: Path) -> None:
 
 
 def lock(path: Path) -> TextIO:
-    """The locked lock file of a run or a sweep; the lock goes with the file object, or with the process. It names its
-    holder.
+    """The locked lock file of a run or a sweep; the lock is released with the file object, or with the process. It
+    names its holder.
 
     Raises UserError when another process holds it.
     """
@@ -446,7 +434,7 @@ def lock(path: Path) -> TextIO:
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
     except OSError as error:
-        with suppress(OSError):  # what is left in its buffer cannot be written either
+        with suppress(OSError):  # its buffer cannot be written either
             file.close()
         cannot_write(path / LOCK, error)
     return file
@@ -457,7 +445,7 @@ def _row_sum(line: bytes) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What writers that are gone left half written."""
+    """Remove the leftovers of dead writers."""
     import psutil
 
     for entry in folder.rglob(".*.tmp-*"):
@@ -472,17 +460,14 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
-    """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off
-    is left out."""
+    """(object, its line) for each line of `path`, [] if missing; with `torn_tail` a truncated last line is left out."""
     rows, lines = [], lines_of(path)
     for number, line in enumerate(lines, 1):
         row = _parse_line(line, required)
         if row is None:
             if torn_tail and number == len(lines):
                 break
-            raise UserError(
-                f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy"
-            )
+            raise UserError(f"{path}: line {number} of {len(lines)} is damaged; fix or remove it, or go back to a copy")
         check_version(row.pop("version"), VERSION, f"{path}: line {number}")
         rows.append((row, line))
     return rows
@@ -512,8 +497,7 @@ def _read_text(path: Path) -> str:
 
 
 def _refuse_newer(path: Path) -> None:
-    """Raises UserError where the document at `path` is of a newer version; whatever else is wrong with it, its readers
-    report."""
+    """Raise UserError if the document at `path` is of a newer version; readers report any other fault."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -535,7 +519,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _commit(checkout: Path) -> str | None:
-    """The commit of `checkout`, None where it is none or there is no git."""
+    """The commit of `checkout`, None if it is not a checkout or there is no git."""
     if not (checkout / ".git").exists():
         return None
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, without the model: read in a moment, and without a library."""
+"""The header of a GGUF file, read fast and without a library."""
 
 import struct
 from pathlib import Path
@@ -12,8 +12,8 @@ _LONGEST = 1 << 28
 
 
 def gguf_header(file: Path) -> dict[str, Any]:
-    """Key -> value of the header, lists left out (vocabularies are long). Raises UserError for a file that is no GGUF
-    file of version 2 or 3, or is cut."""
+    """Key -> value of the header, without lists (vocabularies are long). Raises UserError for a file that is not a GGUF
+    file of version 2 or 3, or is truncated."""
     try:
         with file.open("rb") as data:
             if data.read(4) != b"GGUF" or _plain(data, "I") not in (2, 3):

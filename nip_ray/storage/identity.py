@@ -23,8 +23,7 @@ class ExperimentResult:
 
 
 def run_id(folder: RunFolder, name: str, seed: int) -> str:
-    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on
-    it."""
+    """The name by which trackers identify the run: made once, kept in the folder. No computation depends on it."""
     if (folder.path / IDENTITY).is_file():
         known = folder.read_json(IDENTITY).get("run_id")
         if not isinstance(known, str):
@@ -38,7 +37,7 @@ def run_id(folder: RunFolder, name: str, seed: int) -> str:
 
 
 def mark_finished(folder: RunFolder) -> None:
-    """Note that all that belongs to the run by its present config is done, its report included."""
+    """Record that the run is complete under its present config, including its report."""
     folder.write_json(IDENTITY, {**folder.read_json(IDENTITY), "finished": _digest(folder)})
 
 

@@ -1,13 +1,12 @@
-"""The runs below a folder and how each of them stands, of the first lines and the last that it takes to know: hundreds
-in about a second.
+"""The runs below a folder with their status, from the first and last lines of their files: hundreds in about a second.
 
 Decisions that matter here:
-- a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing
-  below it is looked at. Links to folders are not followed, so that no run stands twice and none outside; of a sweep its
-  trials are listed, once;
-- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Damage further up is
-  found by whoever reads it all;
-- nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.
+- a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and its
+  subfolders are not searched. Links to folders are not followed, so that no run is listed twice and none from outside;
+  a sweep's trials are listed once;
+- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Earlier damage is
+  only found by readers of the whole file;
+- locks are held only to test whether another process holds them, and nothing is written.
 """
 
 import json
@@ -36,7 +35,7 @@ HEADLINES = (
     "eval/rho/own-own",
     "train/verifier/accuracy",
 )
-"""The metrics that a run is known by: the first that it has; else the return of its first agent."""
+"""The headline metrics: the first that a run has; else the return of its first agent."""
 _RETURNS = ("/return", "/value", "/return_mean")
 
 _BEGUN = {LOCK, IDENTITY, "environment.json"}
@@ -47,17 +46,17 @@ _MAX_DEEP = 100
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Stamp = tuple[int, int]
-"""Time of change and size of a file: the same while nobody has written to it."""
+"""Modification time and size of a file: unchanged while the file is."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as it stands.
+    """The status of a run.
 
-    place: its folder as seen from the one that was searched, with "/" (of that one itself its name). task: scenario, or
-    environment of a runner file. note: what is damaged, else "". done, total: iterations (of a runner file: timesteps);
-    None where unknown. metric, value: its headline. changed: when a file of it was last written, in seconds since 1970.
-    config: {} where it cannot be read.
+    place: its folder relative to the searched one, with "/" (for that one itself its name). task: scenario, or
+    environment of a runner file. note: damage, else "". done, total: iterations (of a runner file: timesteps); None if
+    unknown. metric, value: its headline. changed: time of its last write, in seconds since 1970. config: {} if it
+    cannot be read.
     """
 
     path: Path
@@ -83,11 +82,11 @@ class Listed:
 
     @property
     def progress(self) -> str:
-        """How far it is, as in 12/40."""
+        """Its progress, as in 12/40."""
         return str(self.done) if self.total is None else f"{self.done}/{self.total}"
 
     def record(self) -> dict[str, Any]:
-        """All but the config, as plain JSON values."""
+        """All except the config, as plain JSON values."""
         left_out = ("config", "path")
         return {"path": str(self.path)} | {
             part.name: getattr(self, part.name) for part in fields(self) if part.name not in left_out
@@ -95,8 +94,7 @@ class Listed:
 
 
 def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
-    """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be
-    read."""
+    """The run folders at or below `folder`, by name. depth: levels down. told: called with unreadable folders."""
     found: list[Path] = []
 
     def unread(error: OSError) -> None:
@@ -116,8 +114,7 @@ def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None]
 
 
 def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[Listed]:
-    """All runs at or below `folder`: those that are running first, then by what was written last. told: see
-    `find_runs`.
+    """All runs at or below `folder`: running ones first, then by last write. told: see `find_runs`.
 
     Raises UserError when there is no such folder.
     """
@@ -131,9 +128,9 @@ def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[L
 
 
 def look_at(path: Path, above: Path) -> Listed:
-    """How the run at `path` stands. above: the folder that was searched."""
+    """The status of the run at `path`. above: the searched folder."""
     place = path.relative_to(above).as_posix() if path != above else path.resolve().name
-    place = place.encode(errors="replace").decode()  # a name that is no UTF-8
+    place = place.encode(errors="replace").decode()  # a name that is not UTF-8
     marks = {
         name: mark
         for name in (CONFIG, METRICS, IDENTITY, "evaluation.json")
@@ -169,7 +166,7 @@ def look_at(path: Path, above: Path) -> Listed:
 
 
 def headline_of(row: Mapping[str, Any]) -> tuple[str, float | None]:
-    """(key, value) of the metric that a run is known by; ("", None) for a row without one."""
+    """(key, value) of a row's headline metric; ("", None) for a row without one."""
     returns = (
         key for end in _RETURNS for kind in ("eval", "") for key in row if key.startswith(kind) and key.endswith(end)
     )
@@ -189,14 +186,13 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def config_of(text: str) -> tuple[dict[str, Any], str]:
-    """The config that a text of YAML is, and what is wrong with it ("": nothing). Nothing that it says can take long or
-    much memory."""
+    """The config in a YAML text, and its fault ("": none). Limits the time and memory that any text can take."""
     try:
         if _depth(text) > _MAX_DEEP:
             raise OverflowError
         found = load_bounded(text, _LOADER)
     except OverflowError:
-        return {}, f"{CONFIG} is no config: more than {_MAX_DEEP} levels or {MOST:,} values"
+        return {}, f"{CONFIG} is not a config: more than {_MAX_DEEP} levels or {MOST:,} values"
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, f"{CONFIG} is not YAML"
     return (found, "") if isinstance(found, dict) else ({}, f"{CONFIG} holds no keys")
@@ -204,8 +200,7 @@ def config_of(text: str) -> tuple[dict[str, Any], str]:
 
 @lru_cache(maxsize=4096)
 def _config(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], str]:
-    """The config at `path`, and what is wrong with it. mark: the file's, so that what was read is read again once it
-    has changed."""
+    """The config at `path`, and its fault. mark: the file's, so that changed files are read again."""
     del mark
     try:
         return config_of(path.read_text(encoding="utf-8", errors="replace"))
@@ -214,7 +209,7 @@ def _config(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], str]:
 
 
 def _depth(text: str) -> int:
-    """How deeply YAML is nested, of which libyaml's composer takes only so much before it takes the process down."""
+    """The nesting depth of YAML: beyond some depth libyaml's composer crashes the process."""
     depth = deepest = 0
     for event in yaml.parse(text, _LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -226,7 +221,7 @@ def _depth(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _tail(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], tuple[str, float | None], str]:
-    """(last row, headline, what is wrong) of the rows at `path`; a torn last line is as good as none."""
+    """(last row, headline, fault) of the rows at `path`; a torn last line is ignored."""
     start = max(0, mark[1] - _MAX_TAIL)
     try:
         with path.open("rb") as file:
@@ -258,7 +253,7 @@ def _inner(config: Mapping[str, Any], *keys: str) -> Any:
 
 
 def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(task, protocol, algorithm); of a runner file environment, nothing, and the learners' algorithms."""
+    """(task, protocol, algorithm); for a runner file environment, "", and the learners' algorithms."""
     if "environment" in config:
         learners = config.get("learners")
         names = [str(_inner(one, "algorithm", "name")) for one in learners] if isinstance(learners, list) else []
@@ -273,7 +268,7 @@ def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _runner_ended(path: Path, config: Mapping[str, Any], done: int, total: int | None) -> bool:
-    """True if a run of a runner file has made all its timesteps, and its evaluation where it has one."""
+    """True if a run of a runner file has done all its timesteps, and its evaluation if it has one."""
     if "environment" not in config or total is None or done < total:
         return False
     return not _inner(config, "evaluation", "timesteps") or (path / "runner_evaluation.json").is_file()

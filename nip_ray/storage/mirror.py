@@ -1,18 +1,16 @@
-"""Run folders in object stores: "s3://BUCKET/PATH", "gs://BUCKET/PATH", or "file:///PATH" for a file system that is
-mounted.
+"""Run folders in object stores: "s3://BUCKET/PATH", "gs://BUCKET/PATH", or "file:///PATH" for a mounted file system.
 
     URL/NAME/{config.yaml, metrics.jsonl, checkpoints/NNNNNN/{manifest.json, ...}, ...}    named as in the run folder
 
 Decisions that matter here:
-- a store keeps whole files under names and nothing else: no renames of folders, no locks, no order of what others see.
-  So a checkpoint is one there when its `manifest.json` is, which goes up last and is the first to go; what lacks it is
-  not fetched;
-- pyarrow's file systems are used, which come with Ray Tune. Credentials are what they find in the environment, and in
-  the files and services that it points to. An address with credentials in it is refused, and not repeated by the
-  message that refuses it;
-- names in a store are a stranger's: one that would lead out of the folder, by dots or by a link, is refused with all
-  the others. What is fetched is only stored; whoever reads it checks it (`nip_ray.storage.checkpoint`). Programs are
-  left out: a fetched config could name them as plugins, by where they will have been put.
+- a store only keeps whole files under names: no renames of folders, no locks, no ordering between readers. So a
+  checkpoint exists there when its `manifest.json` does, which is uploaded last and removed first; checkpoints without
+  it are not fetched;
+- pyarrow's file systems are used, which come with Ray Tune. Credentials come from the environment, and the files and
+  services that it points to. An address with credentials in it is refused, by a message that does not repeat it;
+- names in a store are untrusted: if one would lead out of the folder, by dots or by a link, all are refused. Fetched
+  files are only stored; readers check them (`nip_ray.storage.checkpoint`). Programs are left out: a fetched config
+  could name them as plugins, by their local paths.
 """
 
 import os
@@ -33,7 +31,7 @@ from nip_ray.storage.folder import CONFIG
 
 MANIFEST = "manifest.json"
 FILE_SYSTEMS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "file": "LocalFileSystem"}
-"""What a scheme needs: some builds of pyarrow leave a store out."""
+"""Requirements of a scheme: some builds of pyarrow leave a store out."""
 
 _KNOWN = re.compile(r"(s3|gs|file):/")
 _ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -50,8 +48,7 @@ _PROGRAMS = (".py", ".pyc", ".pyi", ".pyd", ".so")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in a store. url: as it is shown. path: as pyarrow's file system of `scheme` takes it, without a slash at
-    its end."""
+    """A folder in a store. url: for display. path: for pyarrow's file system of `scheme`, without a trailing slash."""
 
     scheme: str
     path: str
@@ -68,14 +65,12 @@ class Place:
 
 
 def is_mirror(source: Path | str) -> bool:
-    """True if `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by
-    that."""
+    """True if `source` is an address in a store, also one that was a `Path` and has lost a slash."""
     return _KNOWN.match(str(source)) is not None
 
 
 def place_of(source: Path | str, what: str) -> Place:
-    """The place that an address names. Raises UserError, for `what`, for any other text; it does not repeat what may
-    hold a secret."""
+    """The place of an address. Raises UserError, for `what`, for any other text, without repeating possible secrets."""
     text = _ONE_SLASH.sub(lambda match: f"{match[1]}://" + ("/" if match[1] == "file" else ""), str(source), count=1)
     scheme, found, rest = text.partition("://")
     bucket, _, path = rest.partition("/")
@@ -95,7 +90,7 @@ def place_of(source: Path | str, what: str) -> Place:
 
 
 def check_library(place: Place, what: str) -> None:
-    """Raises UserError, for `what`, where the installed pyarrow does not know the store of `place`."""
+    """Raise UserError, for `what`, if the installed pyarrow does not support the store of `place`."""
     try:
         getattr(import_module("pyarrow.fs"), FILE_SYSTEMS[place.scheme])
     except (ImportError, AttributeError):
@@ -107,17 +102,16 @@ def check_library(place: Place, what: str) -> None:
 class Store:
     """The files below one place, by their names relative to it ("checkpoints/000002/state.json").
 
-    Everything raises OSError where the store refuses or does not answer, FileNotFoundError for what is not there.
+    Methods raise OSError if the store refuses or does not answer, FileNotFoundError for missing files.
     """
 
     def __init__(self, place: Place) -> None:
-        """Raises OSError when the store cannot be reached to say in which region a bucket is."""
+        """Raises OSError when the store cannot be reached to get a bucket's region."""
         self.place = place
         self._system: Any = _open(place)
 
     def files(self) -> dict[str, int]:
-        """name -> bytes, of everything but hidden files. A place that does not exist has none. Names are as the store
-        has them."""
+        """name -> bytes, of all files except hidden ones; {} for a missing place. Names are as in the store."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._system.get_file_info(FileSelector(self.place.path, recursive=True, allow_not_found=True))
@@ -135,12 +129,11 @@ class Store:
             return stream.read()
 
     def put(self, name: str, file: BinaryIO) -> None:
-        """Make `file`, from where it stands to its end, the content of `name`. It appears whole, when everything has
-        arrived."""
+        """Upload `file`, from its position to its end, as `name`. It appears once it is complete."""
         local = self.place.scheme == "file"
         final = self._path(name)
         path = final if not local else f"{final.rpartition('/')[0]}/.{final.rpartition('/')[2]}.tmp"
-        chunk = file.read(_CHUNK)  # before anything is opened there: closing a stream publishes what it got
+        chunk = file.read(_CHUNK)  # before opening the stream: closing it publishes its content
         if local:
             self._system.create_dir(final.rpartition("/")[0], recursive=True)
         with self._system.open_output_stream(path) as stream:
@@ -152,24 +145,24 @@ class Store:
             self._system.move(path, final)
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is gone already is as good."""
+        """Remove a file; a missing one is not an error."""
         with suppress(FileNotFoundError):
             self._system.delete_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove everything below `name`; what is gone already is as good."""
+        """Remove everything below `name`; missing files are not errors."""
         with suppress(FileNotFoundError):
             self._system.delete_dir(self._path(name))
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file to `path`, which is made with its folders."""
+        """Copy a file to `path`, making its folders."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._system.open_input_stream(self._path(name)) as stream, path.open("wb") as file:
             while chunk := stream.read(_CHUNK):
                 file.write(chunk)
 
     def leads_out(self, name: str) -> bool:
-        """True if `name` would lie outside its folder, here or there."""
+        """True if `name` would be outside its folder, here or in the store."""
         path = PurePosixPath(name)
         if _CONTROL.search(name) or path.is_absolute() or str(path) != name or ".." in path.parts:
             return True
@@ -192,12 +185,11 @@ def manifest_of(iteration: int) -> str:
 
 
 def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
-    """Download the run folder at `url`, "s3://BUCKET/PATH/NAME", to the folder `into`, which is made, in one step;
-    returns `into`.
+    """Download the run folder at `url`, "s3://BUCKET/PATH/NAME", to the new folder `into`, in one step; returns `into`.
 
-    wanted: which names (none: all). Checkpoints without a manifest are left out, and programs. No content is looked at.
-    Raises UserError when the address is misspelt, there is no run, names lead out of the folder, `into` holds something
-    already, or the store or the disk fails.
+    wanted: filter of names (None: all). Checkpoints without a manifest are left out, and programs. Contents are not
+    checked. Raises UserError when the address is invalid, there is no run, names lead out of the folder, `into` is not
+    empty, or the store or the disk fails.
     """
     place = place_of(url, "the run to fetch")
     check_library(place, place.url)
@@ -219,17 +211,17 @@ def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = la
 
 
 def fetch_copy(url: str, run_dir: Path) -> bool:
-    """Fetch the run folder `run_dir`, which is not here, from its copy below `url`; whether there is one.
+    """Fetch the missing run folder `run_dir` from its copy below `url`; return True if there is one.
 
-    Raises UserError as `fetch_mirror` does, above all where the store cannot be asked: then nobody knows whether the
-    run has begun.
+    Raises UserError as `fetch_mirror` does, in particular if the store is unreachable: then it is unknown whether the
+    run exists.
     """
     place = place_of(url, "tracking.mirror.url").below(run_dir.resolve().name)
     try:
         there = CONFIG in Store(place).files()
     except OSError as error:
         raise UserError(
-            f"--or-resume: {place.url} cannot be asked for the run ({one_line(error)}); mend that, or leave"
+            f"--or-resume: {place.url} cannot be queried for the run ({one_line(error)}); fix that, or leave"
             " --or-resume out"
         ) from None
     if there:
@@ -238,17 +230,16 @@ def fetch_copy(url: str, run_dir: Path) -> bool:
 
 
 def local_run(source: Path | str, into: Path | None = None) -> Path:
-    """The run folder that a command line names: a path as it stands; what an address names, fetched to `into` (none:
-    ``runs/NAME``).
+    """The run folder given on a command line: a path unchanged; an address, fetched to `into` (None: ``runs/NAME``).
 
-    Raises UserError for `into` beside a path, and as `fetch_mirror` does.
+    Raises UserError for `into` with a path, and as `fetch_mirror` does.
     """
     text = str(source)
     if _ANY_SCHEME.match(text) is None or (not is_mirror(text) and Path(text).exists()):
         if into is not None:
             raise UserError(
-                f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from s3:// or"
-                " the like"
+                f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from a"
+                " store (s3://...)"
             )
         return Path(text)
     place = place_of(text, "the run to fetch")
@@ -256,7 +247,7 @@ def local_run(source: Path | str, into: Path | None = None) -> Path:
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong, in one line without secrets."""
+    """An error on one line without secrets."""
     from nip_ray.secrets import Redactor
 
     lines = Redactor()(str(error)).strip().splitlines() or [type(error).__name__]
@@ -264,8 +255,7 @@ def one_line(error: Exception) -> str:
 
 
 def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
-    """A new folder in `aside` with what is wanted. Starts again where a run that continues has removed what was
-    listed."""
+    """A new folder in `aside` with the wanted files. Starts again if a continuing run has removed listed files."""
     store = Store(place)
     for attempt in range(_ATTEMPTS):
         made = aside / f"run-{attempt}"
@@ -273,7 +263,7 @@ def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
         names = _complete(store)
         try:
             for name in sorted(filter(wanted, names), key=lambda name: (checkpoint_of(name) is None, name)):
-                store.fetch(name, made / name)  # checkpoints first: rows that are copied later are not older
+                store.fetch(name, made / name)  # checkpoints first: rows copied later are not older
         except FileNotFoundError:
             continue
         return made
@@ -283,13 +273,13 @@ def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
 
 
 def _complete(store: Store) -> list[str]:
-    """The names of a run's files without programs and unfinished checkpoints. Raises UserError where there is no run,
-    or a strange name."""
+    """The names of a run's files without programs and unfinished checkpoints. Raises UserError if there is no run, or
+    for an invalid name."""
     found: Mapping[str, int] = store.files()
     for name in found:
         if store.leads_out(name):
             raise UserError(
-                f"{store.place.url}: {name!r} would lie outside its folder; nothing was fetched, this is no copy that"
+                f"{store.place.url}: {name!r} would be outside its folder; nothing was fetched, this is not a copy that"
                 " nip_ray made"
             )
     if CONFIG not in found:

@@ -1,4 +1,4 @@
-"""Which files are a language model: a folder in the Hugging Face form, or a GGUF file."""
+"""The files of a language model: a folder in the Hugging Face form, or a GGUF file."""
 
 import json
 from importlib.util import find_spec
@@ -15,8 +15,7 @@ NO_TEMPLATE = (
 
 
 def gguf_in(place: Path) -> Path | None:
-    """The GGUF file at `place`: that file, or the only one in a folder without a config.json. None for anything
-    else."""
+    """The GGUF file at `place`: that file, or the only one in a folder without a config.json. None for any other."""
     if place.suffix.lower() == ".gguf" and place.is_file():
         return place
     found = [] if (place / "config.json").is_file() or not place.is_dir() else _ggufs(place)
@@ -29,7 +28,7 @@ def is_model(place: Path) -> bool:
 
 
 def model_fault(place: Path) -> str | None:
-    """What is wrong with the model at `place`, as far as its files show without a library; None where nothing is."""
+    """The fault of the model at `place`, as far as its files show without a library; None if there is none."""
     if (file := gguf_in(place)) is not None:
         return _gguf_fault(file)
     if not (place / "config.json").is_file():
@@ -54,7 +53,7 @@ def _ggufs(folder: Path) -> list[Path]:
 
 
 def _has_template(folder: Path) -> bool:
-    """False where a tokenizer is there whose template is not: without a tokenizer, that is what is to be reported."""
+    """False if there is a tokenizer without a template; without a tokenizer, that is reported instead."""
     file = folder / "tokenizer_config.json"
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")) or not file.is_file():
         return True

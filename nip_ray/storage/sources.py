@@ -1,16 +1,15 @@
-"""What a run can start from: another run's folder, what that run left at Weights & Biases,
-"wandb:ENTITY/PROJECT/NAME:VERSION", or its copy in an object store, "s3://BUCKET/PATH/NAME".
+"""Sources of a run: another run's folder, its artifact at Weights & Biases, "wandb:ENTITY/PROJECT/NAME:VERSION", or its
+copy in an object store, "s3://BUCKET/PATH/NAME".
 
 Decisions that matter here:
-- an artifact is a small run folder: `config.yaml`, and in one with a checkpoint `checkpoints/NNNNNN/` beside it. So
-  whoever reads a run folder can read it, fetched by whatever means;
+- an artifact is a small run folder: `config.yaml`, and with a checkpoint `checkpoints/NNNNNN/` beside it. So any reader
+  of run folders can read it once it is fetched;
 - a numbered version ("v3") never changes. It is fetched once and kept in `fetched/` beside the new run's folder. Any
-  other name of a version ("latest") may mean something else tomorrow: it is fetched whenever it is asked for, and not
-  kept;
-- a copy in a store is a run folder that may still be running: it is fetched whenever it is asked for, only as much of
-  it as is needed, and not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
-- what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one
-  step: a kill leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched again.
+  other version ("latest") may change: it is fetched at every use, and not kept;
+- a copy in a store is a run folder that may still be running: the needed part is fetched at every use, and not kept. Of
+  its checkpoints the newest undamaged one counts, as in any run folder;
+- a fetched source is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one
+  step: a kill leaves nothing incomplete under the final name. A kept copy that was damaged since is fetched again.
 """
 
 import os
@@ -32,14 +31,12 @@ _NUMBERED = re.compile(r":v\d+")
 
 
 def is_artifact(source: Path | str) -> bool:
-    """True if `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or
-    folder."""
+    """True if `source` must be fetched, from Weights & Biases or a store, instead of being a file or folder."""
     return str(source).startswith(WANDB) or is_mirror(source)
 
 
 def absolute(source: str) -> str:
-    """`source` so that it means the same from any working folder. Raises UserError for an address in a store that is
-    none."""
+    """`source` independent of the working folder. Raises UserError for an invalid address in a store."""
     if is_mirror(source):
         return place_of(source, "a run to start from").url
     return source if is_artifact(source) else os.path.abspath(source)
@@ -47,10 +44,9 @@ def absolute(source: str) -> str:
 
 @contextmanager
 def config_file(source: Path | str) -> Iterator[Path]:
-    """The YAML file that `source` stands for: itself, or the config of a run folder or of what is fetched (there while
-    the context lasts).
+    """The YAML file of `source`: itself, or the config of a run folder or of a fetched source (within the context).
 
-    Raises UserError for a folder that is no run, and for what cannot be fetched or has no config.
+    Raises UserError for a folder that is not a run, and for a source that cannot be fetched or has no config.
     """
     if is_artifact(source):
         with tempfile.TemporaryDirectory(prefix="nip-ray-") as folder:
@@ -69,12 +65,11 @@ def config_file(source: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def run_folder(source: str, beside: Path | None = None) -> Iterator[Path]:
-    """The run folder that `source` stands for: itself, or what was fetched, which is sure to be there while the context
-    lasts: a verified artifact, or the config and the checkpoints of a run in a store.
+    """The run folder of `source`: itself, or a fetched one, for the duration of the context: a verified artifact, or
+    the config and the checkpoints of a run in a store.
 
-    beside: the new run's folder; what may be kept is kept next to it (none: nothing is).
-    Raises UserError for what cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a
-    damaged one.
+    beside: the new run's folder; permanent copies are kept next to it (None: not kept). Raises UserError for a source
+    that cannot be fetched or is not a run with an undamaged checkpoint, and for an artifact with a damaged one.
     """
     if not is_artifact(source):
         yield Path(source)
@@ -94,7 +89,7 @@ def run_folder(source: str, beside: Path | None = None) -> Iterator[Path]:
 
 
 def _kept(source: str, shelf: Path) -> Path:
-    """The artifact in its place on the shelf, fetched if it is not there undamaged."""
+    """The artifact in its place on the shelf, fetched unless it is there undamaged."""
     place = shelf / quote(source.removeprefix(WANDB), safe="")
     if _fault(place) is None:
         return place
@@ -102,7 +97,7 @@ def _kept(source: str, shelf: Path) -> Path:
         shelf.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=shelf) as aside:
             made = _verified(source, Path(aside))
-            if place.exists() and _fault(place) is not None:  # else another process was faster: its copy is as good
+            if place.exists() and _fault(place) is not None:  # else another process was faster: its copy is equal
                 place.rename(Path(aside) / "damaged")
             if not place.exists():
                 made.rename(place)
@@ -132,8 +127,8 @@ def _fetch(source: str, into: Path) -> Path:
 
 
 def _fault(folder: Path, *, strict: bool = True) -> str | None:
-    """What keeps a fetched folder from being used as a run with a checkpoint, in words. strict: a damaged one beside it
-    does, too."""
+    """The fault that makes a fetched folder unusable as a run with a checkpoint, in words. strict: also a damaged one
+    beside it."""
     from nip_ray.storage.checkpoint import load_checkpoint
 
     if not (folder / CONFIG).is_file():

@@ -1,5 +1,4 @@
-"""The config in a run's folder, between a line that says so and its checksum: one that lost its end, or a digit, is not
-another config."""
+"""The config in a run's folder, between a header line and its checksum, so that truncation and changes are detected."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -12,16 +11,15 @@ _LAST = "# sha256 "
 
 
 def write_config(path: Path, text: str) -> None:
-    """Put the config `text` (YAML) at `path` in one step. Raises UserError when it cannot be written."""
+    """Write the config `text` (YAML) to `path` in one step. Raises UserError when it cannot be written."""
     text = _FIRST + text.removesuffix("\n") + "\n"
     write_atomically(path, f"{text}{_LAST}{sha256(text.encode()).hexdigest()}\n".encode())
 
 
 def plain_config(text: str, name: str) -> str:
-    """What was given to `write_config`; text without either of its own lines (of a user, or of an earlier version) as
-    it stands.
+    """The text passed to `write_config`; text without both added lines (of a user, or of an earlier version) unchanged.
 
-    name: how messages call the file. Raises UserError when the checksum is gone or another.
+    name: the file in messages. Raises UserError when the checksum is missing or different.
     """
     end = text.rfind(_LAST)
     if not text.startswith(_FIRST) and (end < 0 or "\n" in text[end:].removesuffix("\n")):

@@ -1,11 +1,9 @@
-"""Fetching what other runs left at Weights & Biases: "wandb:ENTITY/PROJECT/NAME:VERSION" -> a folder of files.
+"""Fetch artifacts of other runs from Weights & Biases: "wandb:ENTITY/PROJECT/NAME:VERSION" -> a folder of files.
 
 Decisions that matter here:
-- files are fetched, never read: nothing is unpickled or executed, and whoever reads them checks them as if a stranger
-  had made them;
-- what an artifact merely points at (a bucket, a local path) is refused: fetching it would read whatever the address
-  says;
-- what is returned has had every checksum compared. Who asks gives a folder of its own, and removes it where nothing is
+- files are fetched, never read: nothing is unpickled or executed, and readers check them as untrusted;
+- references in an artifact (a bucket, a local path) are refused: fetching them would read any address;
+- every checksum of a returned folder has been compared. The caller passes an empty folder, and removes it if nothing is
   returned.
 """
 
@@ -30,9 +28,9 @@ _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 def fetch(source: str, into: Path) -> Path:
     """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", into the new folder `into`/run; returns
-    that. What the library keeps for itself lies beside it.
+    that. The library's own files are beside it.
 
-    VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of what a run of ours keeps, checkpoint-RUN_ID,
+    VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of a run's artifact, checkpoint-RUN_ID,
     transcripts-RUN_ID or config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing,
     there is no such artifact, or the files cannot be fetched or are damaged.
     """
@@ -53,7 +51,7 @@ def fetch(source: str, into: Path) -> Path:
                 raise UserError(f"{source}: {entry.path} only points at {entry.ref}; {hint}")
             if (path := PurePosixPath(entry.path)).is_absolute() or ".." in path.parts or "\\" in entry.path:
                 raise UserError(
-                    f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's"
+                    f"{source}: {entry.path!r} would be outside its folder; the artifact is not one of nip_ray's"
                 )
         try:
             folder.mkdir()
@@ -78,16 +76,15 @@ def _artifact(source: str, name: str) -> Any:
 
 
 def require_library(what: str) -> None:
-    """Raises UserError, for `what`, where wandb is not installed."""
+    """Raise UserError, for `what`, if wandb is not installed."""
     if importlib.util.find_spec("wandb") is None:
         raise UserError(f"{what} needs an extra (there is no wandb): pip install 'nip_ray[tracking]'")
 
 
 def require_key(what: str, otherwise: str) -> None:
-    """Raises UserError, for `what`, where neither the environment nor `wandb login` gives a key, or where it is none by
-    its form.
+    """Raise UserError, for `what`, if neither the environment nor `wandb login` provides a key, or its form is invalid.
 
-    The library would ask for it on the terminal.
+    The library would prompt for it on the terminal.
     """
     if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return
@@ -95,7 +92,7 @@ def require_key(what: str, otherwise: str) -> None:
     if key is None:
         raise UserError(f"{what}, but there is no key: set WANDB_API_KEY or run `wandb login`, {otherwise}")
     if problem := compat.fault_of_key(key):
-        raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is no key: {problem}")
+        raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is not a key: {problem}")
 
 
 def api_key() -> str | None:
@@ -105,8 +102,7 @@ def api_key() -> str | None:
 
 @contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
-    """The library's own folders below `folder`, and no reports of its errors to its makers, unless the environment says
-    otherwise."""
+    """Keep the library's own folders below `folder` and disable its error reports, unless the environment sets them."""
     wanted = {
         "WANDB_CACHE_DIR": str(folder / "cache"),
         "WANDB_DATA_DIR": str(folder / "data"),

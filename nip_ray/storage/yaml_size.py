@@ -1,17 +1,16 @@
-"""How large YAML is once its aliases are written out, known before they are: a few lines can name billions of
-values."""
+"""The size of YAML with its aliases expanded, computed before expansion: a few lines can name billions of values."""
 
 from typing import Any
 
 import yaml
 
 MOST = 50_000
-"""Values of a config, those that are named several times counted as often."""
+"""Maximum number of values in a config, with repeats counted."""
 
 
 def load_bounded(text: str, loader: type) -> Any:
-    """The value of one YAML document; None for an empty one. Raises yaml.YAMLError for what is none, and OverflowError
-    for one whose aliases, or merged keys, make it larger than `MOST` and than its text."""
+    """The value of one YAML document; None for an empty one. Raises yaml.YAMLError for invalid YAML, and OverflowError
+    for a document whose aliases, or merged keys, make it larger than `MOST` and than its text."""
     reading: Any = loader(text)
     try:
         node = reading.get_single_node()
@@ -25,7 +24,7 @@ def load_bounded(text: str, loader: type) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values there are in a node; of what holds itself no end of them."""
+    """Number of values in a node; infinite for one that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:

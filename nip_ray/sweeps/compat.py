@@ -1,4 +1,4 @@
-"""What we use of Ray Tune that is not public: here alone, each name with the version of Ray in which it was read."""
+"""All uses of non-public names of Ray Tune, each with the version of Ray in which it was read."""
 
 from typing import Any
 
@@ -17,21 +17,19 @@ _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
 
 
 def tuner(*arguments: Any, resumed: bool, **options: Any) -> tune.Tuner:
-    """A Tuner with all that is given. resumed: with the trials of the experiment in its folder, of which finished ones
-    are skipped.
+    """A Tuner with all these arguments. resumed: with the experiment's trials in its folder, skipping finished ones.
 
-    `Tuner.restore` would take searcher, scheduler and callbacks from a pickle, and not those given.
+    `Tuner.restore` would load searcher, scheduler and callbacks from a pickle, instead of the given ones.
     """
     config = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
     return tune.Tuner(*arguments, **options, _tuner_kwargs={"resume_config": config} if resumed else None)
 
 
 def actor_of(trial: Any) -> Any:
-    """The handle of the process that a trial runs in; None while it has none."""
+    """The handle of a trial's process; None if it has none."""
     return trial.temporary_state.ray_actor
 
 
 def number_trials(generator: BasicVariantGenerator) -> None:
-    """Have trials named 00000, 00001, ... without something random in front, so that a trial finds its run folder
-    again."""
+    """Name trials 00000, 00001, ... without a random prefix, so that a trial finds its run folder again."""
     generator._uuid_prefix = ""

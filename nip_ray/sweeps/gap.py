@@ -2,11 +2,11 @@
 provers, as a map.
 
 Decisions that matter here:
-- there is one where exactly two settings vary over listed values and runs have given verdicts. A setting of the
-  verifier stands down the map, so that the gap between prover and verifier grows to the upper right;
-- soundness is what the strongest attacker left of it, 1 - soundness error, where all runs of a cell were attacked when
-  they ended (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
-- a cell is the mean over the seeds that ran to their end, beside the figure of each (see `summary`); of one seed it has
+- it needs exactly two settings that vary over listed values, and runs with verdicts. A setting of the verifier is the
+  vertical axis, so that the gap between prover and verifier grows to the upper right;
+- soundness is that under the strongest attacker, 1 - soundness error, if all runs of a cell were attacked at their end
+  (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
+- a cell is the mean over the seeds that ran to their end, with the value of each (see `summary`); for one seed it has
   that run's own interval, over instances.
 """
 
@@ -24,7 +24,7 @@ ATTACKED, OWN = "soundness under attack", "soundness against its own provers"
 
 
 def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] | None:
-    """Variables of the heat map in the sweep's `folder` (trials/ID are its runs); None where there is none."""
+    """Variables of the heat map in the sweep's `folder` (trials/ID are its runs); None if there is none."""
     keys = sorted(spec.spaces, key=lambda key: ".verifier." not in key)
     if len(keys) != 2 or not all(spec.spaces[key].listed for key in keys):
         return None
@@ -63,7 +63,7 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
 
 
 def _ordered(values: Sequence[Any]) -> list[str]:
-    """Numbers by size, others as they come."""
+    """Numbers by size, others in order of appearance."""
     numbers = all(isinstance(value, int | float) for value in values)
     return list(dict.fromkeys(map(show, sorted(values) if numbers else values)))
 
@@ -97,7 +97,7 @@ def _mean(figures: Sequence[Figure]) -> float:
 
 
 def _spread(figures: Sequence[Figure]) -> str:
-    """Of several seeds the figure of each, of one its own interval; in hundredths."""
+    """For several seeds the value of each, for one its own interval; in hundredths."""
     return (
         interval_words(figures[0], True)
         if len(figures) == 1
@@ -106,8 +106,7 @@ def _spread(figures: Sequence[Figure]) -> str:
 
 
 def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:
-    """Accuracy and soundness on instances that were not trained with where these are told apart, greedy where that was
-    played."""
+    """Accuracy and soundness on unseen instances if these are separate, greedy if available."""
     unseen = document.get("unseen")
     told = {**document, **unseen} if isinstance(unseen, dict) else document
     tables = [table for mode in ("greedy", "sampled") if isinstance(table := told.get(mode), dict)]
@@ -118,7 +117,7 @@ def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
-    """A run's evaluation.json; {} where it is missing or damaged, which its own report says."""
+    """A run's evaluation.json; {} if it is missing or damaged, which its own report shows."""
     try:
         found = json.loads((run_dir / "evaluation.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

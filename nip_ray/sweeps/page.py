@@ -1,8 +1,8 @@
-"""The page of a sweep, made as `compare` makes its own: the outcome, the settings, their curves, the metric over a
-setting, what failed.
+"""The page of a sweep, made like the page of `compare`: the outcome, the settings, their curves, the metric over a
+setting, failures.
 
-A mean of seeds is drawn only where all seeds of the setting have a value: where some have been stopped, the mean of the
-others is no learning curve.
+A mean over seeds is drawn only where all seeds of the setting have a value: if some have been stopped, the mean of the
+others is not a learning curve.
 """
 
 import json
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PAGE, TRIALS = "sweep.html", "trials"
 CURVES_NAMED, CURVES_GREY = 8, 150
-"""The best settings, which have colours of their own, and the most others that are drawn in grey."""
+"""Number of best settings with their own colours, and maximum number of others, in grey."""
 ROWS_SHOWN, ERRORS_SHOWN = 400, 60
 _VALUES_TOLD_APART = 8
 _WIDE_RANGE = 10.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
@@ -56,7 +56,7 @@ _OF_PICTURES = (
 
 def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> Path:
     """Write ``sweep.html`` into `folder` and return its path. Raises UserError when it cannot be written."""
-    # here, not above: what starts a sweep must not wait for matplotlib
+    # not at the top: starting a sweep must not wait for matplotlib
     from nip_ray.evaluation.report import curves
     from nip_ray.evaluation.report.page import Section, sections
     from nip_ray.storage.files import write_atomically
@@ -110,7 +110,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
         ],
         tone="" if summary.best is None else "good" if summary.best.complete else "bad",
         footer=(
-            "Each trial has a run folder with a report of its own in trials/. Every figure is defined in"
+            "Each trial has a run folder with a report of its own in trials/. Every metric is defined in"
             " docs/metrics.md."
         ),
     )
@@ -120,7 +120,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
 
 
 def _report(folder: Path, trial: TrialRecord) -> str:
-    """The address of a trial's own report as seen from the page, "" where there is none."""
+    """The address of a trial's own report relative to the page, "" if there is none."""
     path = folder / TRIALS / trial.trial_id / "report.html"
     return (
         f"{TRIALS}/{quote(trial.trial_id, safe='')}/report.html" if "/" not in trial.trial_id and path.is_file() else ""
@@ -128,7 +128,7 @@ def _report(folder: Path, trial: TrialRecord) -> str:
 
 
 def _reports(folder: Path, setting: SettingSummary) -> list[tuple[str, str]]:
-    """The reports of a setting's trials, as links with commas between them."""
+    """Links to the reports of a setting's trials, separated by commas."""
     links = [(f"seed {trial.seed}", link) for trial in setting.trials if (link := _report(folder, trial))]
     return [part for number, link in enumerate(links) for part in ([(", ", ""), link] if number else [link])]
 
@@ -160,8 +160,7 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
 
 
 def _panels(spec: SweepSpec, summary: Summary) -> "Iterator[Panel]":
-    """The learning curves, and of one or two spaces the metric over each, by the values of the other where these are
-    few enough."""
+    """The learning curves, and for one or two spaces the metric over each, by the values of the other if few."""
     from nip_ray.evaluation.report.panels import Panel
 
     if series := _curves(summary):
@@ -219,7 +218,7 @@ def _curves(summary: Summary) -> "list[Series]":
 
 
 def _points(name: str, own: Sequence[tuple[float, SettingSummary]], metric: str, colour: int) -> "Iterator[Series]":
-    """The mean of each setting, and a dot for each seed, hollow for one that did not run to its end."""
+    """The mean of each setting, and a dot for each seed, hollow if it did not run to its end."""
     from nip_ray.evaluation.report.panels import Series
 
     yield Series(name, *_columns([(at, one.mean) for at, one in own if one.mean is not None]), colour, "points")

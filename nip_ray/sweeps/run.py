@@ -4,13 +4,13 @@
                 trials/<id>/ (run folders)  best/ (the best of them again)  tune/ (Tune's own state)
 
 Decisions that matter here:
-- Tune schedules, restarts and stops trials, and keeps its state in `tune/`; every figure of the end is read from the
-  run folders;
-- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones continue
-  from their newest checkpoints. What Tune had not written down yet is in the run folders. Tune's state is a pickle:
-  resume sweeps of your own only;
+- Tune schedules, restarts and stops trials, and keeps its state in `tune/`; all final metrics are read from the run
+  folders;
+- a sweep is resumed with Tune's state if there is any: finished trials stay, unfinished and broken ones continue from
+  their newest checkpoints. The run folders have what Tune had not saved yet. Tune's state is a pickle: only resume your
+  own sweeps;
 - one driver at a time, by a lock that goes with the process;
-- what Tune has to say goes to `tune.log`, not to the user.
+- Tune's output goes to `tune.log`, not to the user.
 """
 
 import json
@@ -64,21 +64,21 @@ from nip_ray.sweeps.tuning import (
 from nip_ray.tracking import check_trackers
 
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
-_LOOKED_AT = 64  # settings whose files, trackers and resources are looked at before anything starts
+_LOOKED_AT = 64  # settings whose files, trackers and resources are checked before anything starts
 _ENVIRONMENT = {
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # held-out figures come with evaluations, not with every report
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # held-out metrics come with evaluations, not with every report
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # every trial has its metrics.jsonl
     "TUNE_GLOBAL_CHECKPOINT_S": "5",  # a killed sweep loses what a searcher has learned since
     "TUNE_WARN_THRESHOLD_S": "30",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # Tune imports mlflow where it is installed, and that would write home
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # Tune imports mlflow if it is installed, which would then send telemetry
 }
 _TUNES_LOGGERS = ("ray.tune", "ray.train", "ray.air")
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep came to. interrupted: the signal that stopped it (0: none), after which it can be resumed."""
+    """The result of a sweep. interrupted: the signal that stopped it (0: none), after which it can be resumed."""
 
     folder: Path
     summary: Summary
@@ -88,11 +88,11 @@ class SweepResult:
 
 @interruptible()
 def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool = False) -> SweepResult:
-    """Run all trials of `spec` in the new folder `folder` (none: `storage_path/NAME`).
+    """Run all trials of `spec` in the new folder `folder` (None: `storage_path/NAME`).
 
-    Raises UserError for what cannot work, before a trial starts: a folder that cannot be written or holds something
-    already, files that cannot be read, a cluster that is too small. Raises TrainingError when all trials failed, when
-    one failed that was to end the sweep (`fail_fast`), and when Ray itself broke down.
+    Raises UserError, before a trial starts, for a folder that cannot be written or is not empty, files that cannot be
+    read, and a cluster that is too small. Raises TrainingError when all trials failed, when one failed with
+    `fail_fast`, and when Ray itself failed.
     """
     folder = Path(folder) if folder is not None else folder_of(spec)
     configs = _some_configs(spec)
@@ -109,18 +109,18 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
 
 
 def folder_of(spec: SweepSpec) -> Path:
-    """`storage_path/NAME`. Raises UserError for a storage path that is none."""
+    """`storage_path/NAME`. Raises UserError for an invalid storage path."""
     path = spec.settings.storage_path
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: the second is lost where a path is made of it
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: `Path` drops the second
         raise UserError(
-            f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)"
+            f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it if it is elsewhere)"
         )
     return Path(path) / spec.name
 
 
 def free_folder(spec: SweepSpec) -> Path:
-    """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there. Raises UserError for a storage
-    path that is none."""
+    """`storage_path/NAME`, or with -2, -3 ... appended: the first that does not exist. Raises UserError for an invalid
+    storage path."""
     first = folder_of(spec)
     folder, number = first, 1
     while os.path.lexists(folder):
@@ -133,7 +133,7 @@ def free_folder(spec: SweepSpec) -> Path:
 def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     """Resume the sweep in `folder`: finished trials stay, the others resume from their newest checkpoints.
 
-    Raises UserError when there is no sweep in `folder`, or another process is at it; TrainingError as `run_sweep` does.
+    Raises UserError when there is no sweep in `folder`, or another process holds it; TrainingError as `run_sweep` does.
     """
     folder = Path(folder)
     if not (folder / SPEC).is_file():
@@ -155,7 +155,7 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
 
 
 def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> SweepResult:
-    """Resume the sweep in `folder`, which must be that of `spec`, or begin it where its folder is empty.
+    """Resume the sweep in `folder`, which must be that of `spec`, or start it if its folder is empty.
 
     Raises UserError when it is another sweep, and as `resume_sweep` does.
     """
@@ -171,7 +171,7 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
 
 
 def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepResult:
-    """Let Tune work, then gather what came of it."""
+    """Run Tune, then gather the results."""
     watch, rows = Watch(spec, quiet, folder / TRIALS), _rows(folder) if resumed else {}
     say_stage(f"sweep {folder}", quiet)
     with _aside(folder / LOG), _ended_by_sigterm() as stopped:
@@ -185,14 +185,14 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         try:
             tuner.fit()
         except StopSweep:
-            pass  # of time, or of failures: told below
+            pass  # of time, or of failures: reported below
         except ValueError:
             if any(folder.glob("tune/experiment_state-*")):
-                raise  # else it was ended by a signal before Tune had written anything, which Tune complains about
+                raise  # else a signal ended it before Tune had written anything, which Tune complains about
         except (TuneError, RayError) as error:
             raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {_goes_on(folder)}") from error
         except RuntimeError as error:
-            # Tune knows processes that end, not those that Ray ends for memory
+            # Tune detects processes that end, not those that Ray kills for memory
             if not isinstance(error.__cause__, OutOfMemoryError):
                 raise
             fewer = "run fewer trials at once (sweep.max_concurrent) or nothing else beside them"
@@ -242,7 +242,7 @@ def _reported(spec: SweepSpec, rows: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[str, Any]]) -> TrialRecord:
-    """What a trial's rows and Tune know of it."""
+    """The record of a trial, from its rows and Tune."""
     last, values = dict(trial.last_result or {}), values_of(trial.config)
     seed = (
         values.pop("seed")
@@ -294,7 +294,7 @@ def _last_line(text: str) -> str:
 
 
 def _copy_best(folder: Path, summary: Summary) -> None:
-    """The best trial's run folder under `best/`, in the place of an earlier one."""
+    """Copy the best trial's run folder to `best/`, replacing an earlier one."""
     best = summary.best_trial
     if best is None or best.run_dir is None:
         return
@@ -305,15 +305,14 @@ def _copy_best(folder: Path, summary: Summary) -> None:
     aside.rename(final)
 
 
-# ------------------------------------------------------------------------------------------------------------- parts
+# ---------------------------------------------------------------------------------------------------------------- parts
 
 
 @contextmanager
 def _aside(log: Path) -> Iterator[None]:
-    """While this holds, Tune works by our settings and logs to a file. Puts back the handler of SIGINT, which Tune does
-    not."""
+    """Within it, Tune works by our settings and logs to a file. Restores the handler of SIGINT, which Tune does not."""
     handler = logging.FileHandler(log, delay=True)
-    # misses files that we have switched off
+    # lacks files that we have switched off
     handler.addFilter(lambda record: not record.name.startswith("ray.tune.analysis"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _TUNES_LOGGERS]
@@ -344,8 +343,8 @@ def _aside(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[list[int]]:
-    """While this holds, SIGTERM and SIGHUP (unless it is ignored) end Tune's loop as Ctrl-C does. Yields [SIGINT], to
-    which the one that comes is added."""
+    """Within it, SIGTERM and SIGHUP (unless it is ignored) end Tune's loop like Ctrl-C. Yields [SIGINT], to which the
+    received signal is added."""
     came = [int(signal.SIGINT)]
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -368,9 +367,9 @@ def _ended_by_sigterm() -> Iterator[list[int]]:
 
 @contextmanager
 def _claimed(folder: Path, new: bool) -> Iterator[None]:
-    """`folder`, made where it is `new`, and locked; given back where nothing came of it.
+    """`folder`, made if `new`, and locked; removed again if nothing was written.
 
-    Raises UserError when it cannot be written or holds something already.
+    Raises UserError when it cannot be written or is not empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -394,8 +393,7 @@ def _claimed(folder: Path, new: bool) -> Iterator[None]:
 
 
 def _some_configs(spec: SweepSpec) -> list[AnyConfig]:
-    """Configs of the sweep's settings, of which it is asked whether they can work at all. Raises UserError when none
-    can be."""
+    """Configs of the sweep's settings, for checks before it starts. Raises UserError if none is valid."""
     found, faults = [], []
     for values in draw_settings(spec)[:_LOOKED_AT]:
         try:
@@ -408,7 +406,7 @@ def _some_configs(spec: SweepSpec) -> list[AnyConfig]:
 
 
 def _try_files(configs: Sequence[AnyConfig]) -> None:
-    """Read, once each, what the settings name: data, plugins, other runs. Raises UserError for what cannot be read."""
+    """Read all files in the settings once: data, plugins, other runs. Raises UserError for unreadable ones."""
     seen = set[str]()
     for config in configs:
         if not isinstance(config, ExperimentConfig):
@@ -423,7 +421,7 @@ def _try_files(configs: Sequence[AnyConfig]) -> None:
 
 
 def _connect(configs: list[AnyConfig]) -> None:
-    """Ray, with room for a trial of every config."""
+    """Connect to Ray, with room for a trial of every config."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     bundles = [trial_bundles(config) for config in configs]
     runtime = configs[0].runtime
@@ -433,7 +431,7 @@ def _connect(configs: list[AnyConfig]) -> None:
 
 
 def _absolute(spec: SweepSpec) -> SweepSpec:
-    """The same with files by absolute path, so that workers and a later resume find them."""
+    """The same with absolute paths, so that workers and a later resume find the files."""
 
     def whole(mapping: Mapping[str, Any]) -> dict[str, Any]:
         return {key: absolute_paths(value, spec.kind, key) for key, value in mapping.items()}

@@ -1,13 +1,13 @@
-"""Search spaces: what may stand in a config in place of a value, as `{kind: [arguments]}`.
+"""Search spaces: replacements of values in a config, as `{kind: [arguments]}`.
 
 Decisions that matter here:
 
-- A space is a mapping with exactly one key, one of `KINDS`, that holds a list. No setting looks like that (a test walks
-  all keys), so no marker is needed. A mapping of agents may have one called `choice`: what it holds is no list.
-- Tune sees scalars only. It evaluates a mapping `{eval: "..."}` as Python, and searchers want hashable values; where a
-  choice has mappings or lists in it, its values travel as JSON text (`to_tune`, `from_tune`).
-- What comes back from Tune is put into its bounds again: PBT multiplies settings by factors without looking, and
-  floor(exp(log(n))) may be n - 1.
+- A space is a mapping with exactly one key, one of `KINDS`, that holds a list. No setting looks like that (a test
+  checks all keys), so no marker is needed. A mapping of agents may have one called `choice`: its value is not a list.
+- Tune sees scalars only. It evaluates a mapping `{eval: "..."}` as Python, and searchers need hashable values; if a
+  choice has mappings or lists in it, its values are passed as JSON text (`to_tune`, `from_tune`).
+- Values from Tune are clipped to their bounds: PBT multiplies settings by factors blindly, and floor(exp(log(n))) may
+  be n - 1.
 """
 
 import difflib
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 _SCALARS = (bool, int, float, str, type(None))
-_NEAR = 0.8  # similarity from which an unknown kind is taken for a misspelt one
-_RANDN_REACH = 4.0  # standard deviations that count as the ends of a normal distribution: 6 draws in 100,000 lie beyond
+_NEAR = 0.8  # similarity from which an unknown kind counts as misspelt
+_RANDN_REACH = 4.0  # standard deviations that count as the ends of a normal distribution: 6 in 100,000 draws are beyond
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of space takes. arguments: their names, none for a list of values. log: equal ratios are equally
+    """The arguments of a kind of space. arguments: their names, () for a list of values. log: equal ratios are equally
     likely. whole: integers, and the upper end is excluded. quantised: the last argument is a step, and the upper end is
-    included.
-    """
+    included."""
 
     arguments: tuple[str, ...] = ()
     log: bool = False
@@ -57,7 +56,7 @@ KINDS: dict[str, Kind] = {
     "lograndint": Kind(_ENDS, log=True, whole=True),
     "randn": Kind(("mean", "sd")),
 }
-"""Name -> what it takes: one value of a list drawn, every value of it tried, or a number drawn from a range or a normal
+"""Name -> its arguments: one value drawn from a list, every value of it, or a number drawn from a range or a normal
 distribution."""
 
 
@@ -80,21 +79,21 @@ class Space:
         return KINDS[self.kind].log
 
     def data(self) -> dict[str, list[Any]]:
-        """The same as it stands in a sweep file."""
+        """The space in the form of a sweep file."""
         return {self.kind: list(self.arguments)}
 
 
 def looks_like_space(value: Any) -> bool:
-    """True if `value` can only be meant as a space: a mapping in which a kind holds a list."""
+    """True if `value` can only be a space: a mapping in which a kind holds a list."""
     return isinstance(value, Mapping) and any(
         key in KINDS and isinstance(item, list | tuple) for key, item in value.items()
     )
 
 
 def parse_space(key: str, value: Any) -> Space | None:
-    """The space that stands at the dotted `key`, None where `value` is no space.
+    """The space at the dotted `key`, None if `value` is not a space.
 
-    Raises UserError that names the key for one that is misspelt, has wrong arguments, or has another space in it.
+    Raises UserError that names the key for one that is misspelt, has wrong arguments, or contains another space.
     """
     if not isinstance(value, Mapping):
         return None
@@ -138,14 +137,14 @@ def _has_space(value: Any) -> bool:
 
 
 def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
-    """What is wrong with the arguments of a space of numbers, at most one fault."""
+    """Faults in the arguments of a space of numbers, at most one."""
     wanted = ", ".join(kind.arguments)
     right = int if kind.whole else int | float
     if len(numbers) != len(kind.arguments) or not all(
         isinstance(x, right) and not isinstance(x, bool) for x in numbers
     ):
         return [f"got {_show(list(numbers))}, expected [{wanted}], {'integers' if kind.whole else 'numbers'}"]
-    if not all(abs(x) < 1e300 for x in numbers):  # false for nan, too
+    if not all(abs(x) < 1e300 for x in numbers):  # false for NaN, too
         return [f"got {_show(list(numbers))}, expected finite numbers"]
     first, second = numbers[:2]
     if "sd" in kind.arguments:
@@ -164,12 +163,11 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
     return []
 
 
-# ------------------------------------------------------------------------------------------------------------- values
+# --------------------------------------------------------------------------------------------------------------- values
 
 
 def examples(space: Space) -> list[Any]:
-    """Values by which a space is checked: all that are listed, both ends of a range, and mean and ± 4 standard
-    deviations of randn."""
+    """Values for checking a space: listed ones, both ends of a range, and mean and ± 4 standard deviations of randn."""
     if space.listed:
         return list(space.arguments)
     if space.kind == "randn":
@@ -180,7 +178,7 @@ def examples(space: Space) -> list[Any]:
 
 
 def draw(space: Space, generator: "np.random.Generator") -> Any:
-    """One value, from the generator alone; of a grid, too, each value being equally likely."""
+    """One value, from the generator alone; also for a grid, uniformly."""
     if space.listed:
         return space.arguments[int(generator.integers(len(space.arguments)))]
     first, second = space.arguments[:2]
@@ -197,8 +195,8 @@ def draw(space: Space, generator: "np.random.Generator") -> Any:
 
 
 def clipped(space: Space, value: Any) -> Any:
-    """`value` as the space allows it: within its ends, a multiple of its step, an integer. Listed values and randn's
-    are left alone."""
+    """`value` within the space: in its ends, a multiple of its step, an integer. Listed ones and randn's are
+    unchanged."""
     if space.listed or space.kind == "randn":
         return value
     kind = KINDS[space.kind]
@@ -219,39 +217,38 @@ def combinations(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- Tune
+# ----------------------------------------------------------------------------------------------------------------- Tune
 
 
 def to_tune(space: Space, *, grid: bool = True) -> Any:
-    """The same as Ray Tune has it. grid: false makes a choice of a grid, for searchers that know no grids."""
+    """The space in Ray Tune's form. grid: False turns a grid into a choice, for searchers that do not support grids."""
     from ray import tune
 
     if space.listed:
         values = [_encoded(space, value) for value in space.arguments]
         return tune.grid_search(values) if space.kind == "grid" and grid else tune.choice(values)
-    return getattr(tune, space.kind)(*space.arguments)  # it has functions of these names
+    return getattr(tune, space.kind)(*space.arguments)  # it has functions with these names
 
 
 def to_pbt(space: Space) -> Any:
-    """The same as Tune's population-based training has it: a list to step through, or a range. (Of a choice it would
-    multiply values.)"""
+    """The space in the form of Tune's population-based training: a list to step through, or a range. (It would multiply
+    values of a choice.)"""
     return [_encoded(space, value) for value in space.arguments] if space.listed else to_tune(space)
 
 
 def from_tune(space: Space, value: Any) -> Any:
-    """The setting that Tune's `value` stands for, within the space's bounds. Raises ValueError for one that the space
-    does not list."""
+    """The setting of Tune's `value`, within the space's bounds. Raises ValueError for one not in the space."""
     if not space.listed:
         return clipped(space, value)
     for own in space.arguments:
         encoded = _encoded(space, own)
         if type(encoded) is type(value) and encoded == value:
             return own
-    raise ValueError(f"{value!r:.100} is no value of {space.kind}")
+    raise ValueError(f"{value!r:.100} is not a value of {space.kind}")
 
 
 def _encoded(space: Space, value: Any) -> Any:
-    """A listed value as Tune gets it: JSON text for all of a space's values when one of them is no scalar."""
+    """A listed value for Tune: JSON text for all of a space's values if one of them is not a scalar."""
     if all(isinstance(own, _SCALARS) for own in space.arguments):
         return value
     return json.dumps(value, sort_keys=True)

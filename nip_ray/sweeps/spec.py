@@ -1,11 +1,9 @@
-"""A sweep file: an experiment config in which any value may be a search space, and a top-level key `sweep`. Read,
-checked, written.
+"""Read, check and write a sweep file: an experiment config in which any value may be a search space, and a key `sweep`.
 
 Decisions that matter here:
 
-- All that can be known before Ray starts is refused before Ray starts, in one UserError: every example value of every
-  space is put into the config alone (the others at their first value), and so is every combination of grids where there
-  are at most 512.
+- All detectable faults are refused before Ray starts, in one UserError: every example value of every space is tried
+  alone in the config (the others at their first value), and so is every combination of grids if there are at most 512.
 - Values are drawn here, by seed, not by Tune: Tune would draw again for every point of a grid, and a sweep's seeds
   would not share settings. Only searchers and PBT, which learn from results, draw for themselves.
 - The config without its spaces never goes through Tune's own resolution: see `nip_ray.sweeps.spaces`.
@@ -38,9 +36,9 @@ from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_lik
 
 SWEEP = "sweep"
 CASE, CASES = "case", "cases"
-"""Key of the space over the names of `sweep.cases`, and where in a sweep's base what these change is kept."""
+"""Key of the space over the names of `sweep.cases`, and the place of their changes in a sweep's base."""
 MAX_COMBINATIONS = 512
-"""Combinations of grids that are all checked; of more, every value alone is."""
+"""Maximum number of combinations of grids that are all checked; beyond it, values are checked one by one."""
 
 _PREFIXES = ("train", "eval", "eval_sampled", "learn", "time")
 _TEXT_PREFIXES = ("train", "eval_sampled", "learn", "cost", "time")
@@ -57,14 +55,14 @@ _OF_ALL = (
     "lr",
     "staleness",
 )
-"""What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
+"""Possible parts after train, eval, eval_sampled or learn in addition to the names of agents."""
 _OF_SCENARIO = {
     "hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"),
     "state_tracking": ("worst_case",),
 }
-"""The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""
+"""The same for held-out games of one scenario: its `Scenario.figures` without an agent's name."""
 _EXACT = ("exploitability", "off_form", "worst_case")
-"""Figures of language models that are computed and not sampled, where a rule knows the probabilities of replies."""
+"""Exact metrics of language models, for rules that know the probabilities of replies."""
 _LAST = (
     *(
         "accuracy",
@@ -102,18 +100,17 @@ _LAST = (
     ),
     *("iteration_s", "sample_s", "learn_s", "evaluate_s", "checkpoint_s", "test_s"),
 )
-"""Common last parts of keys: one that is very near to them and none of them is taken for misspelt."""
+"""Common last parts of keys: one that is similar to them but not equal counts as misspelt."""
 _PBT_MAY = ("algorithm", "schedules")
 _PBT_MAY_NOT = ("algorithm", "algorithm.name", "algorithm.agent", "algorithm.optimizer")
-"""Weights or optimizers of one value are of no use under another."""
+"""Weights or optimizers for one value cannot be used with another."""
 
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are
-    null in it), and under `cases` what each changes. spaces: dotted key -> space, in the order of the keys; `case` is
-    one. kind: the class of its configs.
-    """
+    """A checked sweep. base: the config without its spaces and without `sweep` (list elements that are spaces are null
+    in it), with the changes of each case under `cases`. spaces: dotted key -> space, in the order of the keys; `case`
+    is one. kind: the class of its configs."""
 
     settings: SweepSettings
     base: Mapping[str, Any]
@@ -127,15 +124,14 @@ class SweepSpec:
 
     @property
     def grids(self) -> dict[str, Space]:
-        """Those of its spaces of which every value is tried; none where optuna or pbt choose, to whom a grid is a
-        choice."""
+        """Those of its spaces of which every value is tried; {} under optuna or pbt, which treat a grid as a choice."""
         if isinstance(self.settings.search, OptunaSearch) or isinstance(self.settings.scheduler, PbtScheduler):
             return {}
         return {key: space for key, space in self.spaces.items() if space.kind == "grid"}
 
     @property
     def num_settings(self) -> int:
-        """How many settings are tried."""
+        """The number of settings that are tried."""
         points = 1
         for space in self.grids.values():
             points *= len(space.arguments)
@@ -143,11 +139,11 @@ class SweepSpec:
 
     @property
     def num_trials(self) -> int:
-        """How many runs there are: each setting with each seed."""
+        """The number of runs: each setting with each seed."""
         return self.num_settings * max(1, len(self.settings.seeds))
 
 
-# ------------------------------------------------------------------------------------------------------ in and out
+# ----------------------------------------------------------------------------------------------------------- in and out
 
 
 def is_sweep(data: Mapping[str, Any]) -> bool:
@@ -156,11 +152,11 @@ def is_sweep(data: Mapping[str, Any]) -> bool:
 
 
 def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False) -> SweepSpec:
-    """The sweep in the YAML file `path` with `overrides` ("a.b=c", where c may be a space) laid over it.
+    """The sweep in the YAML file `path` overlaid with `overrides` ("a.b=c", where c may be a space).
 
     of_run: the file is that of a sweep's folder, whose code is imported only if it is known.
 
-    Raises UserError, which names the file, for everything that can be known to be wrong.
+    Raises UserError, which names the file, for all detectable faults.
     """
     data, name = read_mapping(path, overrides, of_run=of_run)
     with faults_of(name, overrides):
@@ -168,9 +164,9 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, of_run: bool 
 
 
 def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
-    """The sweep that a mapping describes; without the key `sweep` its settings have their defaults.
+    """The sweep of a mapping; without the key `sweep` its settings have their defaults.
 
-    Raises one UserError that lists everything that is wrong with it.
+    Raises one UserError that lists all its faults.
     """
     faults: list[str] = []
     spaces: dict[str, Space] = {}
@@ -223,10 +219,10 @@ def sweep_to_yaml(spec: SweepSpec) -> str:
 
 
 def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
-    """The checked config of one trial. spec: a sweep, or its base. values: dotted key -> value, `seed` too where a
-    trial has its own.
+    """The checked config of one trial. spec: a sweep, or its base. values: dotted key -> value, with `seed` if a trial
+    has its own.
 
-    Raises UserError that names the setting when no experiment can be like that.
+    Raises UserError that names the setting if it is invalid.
     """
     try:
         return _config(spec.base if isinstance(spec, SweepSpec) else spec, values)
@@ -235,13 +231,12 @@ def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) ->
 
 
 def draw_settings(spec: SweepSpec) -> list[dict[str, Any]]:
-    """The settings of a random search, in order: `num_samples` draws from the spaces that are no grid, each combined
-    with every grid point (the last key varying fastest). They depend on what the file says, not on the order in which
-    it says it: a sweep that is resumed has the same. Every one is run with every seed.
-    """
+    """The settings of a random search, in order: `num_samples` draws from the spaces other than grids, each combined
+    with every grid point (the last key varying fastest). They depend on the content of the file, not on the order of
+    its keys: a resumed sweep has the same. Each is run with every seed."""
     import numpy as np
 
-    seed, made = spec.base.get("seed", 0), []  # 0 where the seed is itself a space
+    seed, made = spec.base.get("seed", 0), []  # 0 if the seed is itself a space
     for i in range(spec.settings.num_samples):
         streams = {
             key: np.random.default_rng(stable_seed(seed, "sweep", i, key))
@@ -261,7 +256,7 @@ def _holds_space(value: Any) -> bool:
 
 
 def _without_spaces(path: tuple[str, ...], value: Any, spaces: dict[str, Space], faults: list[str]) -> Any:
-    """A copy of `value` without the spaces in it, which are put into `spaces`."""
+    """A copy of `value` without its spaces, which are added to `spaces`."""
     key = ".".join(path)
     try:
         space = parse_space(key, value) if path else None
@@ -280,13 +275,13 @@ def _without_spaces(path: tuple[str, ...], value: Any, spaces: dict[str, Space],
     if isinstance(value, Mapping):
         stripped = {name: _without_spaces((*path, str(name)), item, spaces, faults) for name, item in value.items()}
         return {name: item for name, item in stripped.items() if ".".join((*path, str(name))) not in spaces}
-    if isinstance(value, list | tuple):  # a place is kept for every element, so that the others stay where they are
+    if isinstance(value, list | tuple):  # every element keeps its place, so that the others stay in theirs
         return [_without_spaces((*path, str(i)), item, spaces, faults) for i, item in enumerate(value)]
     return value
 
 
 def _put(data: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the dotted key, making mappings on the way."""
+    """Set the dotted key, making intermediate mappings."""
     *way, last = dotted.split(".")
     at: Any = data
     for part in way:
@@ -300,7 +295,7 @@ def _step(at: Any, part: str, dotted: str) -> str | int:
     if isinstance(at, dict):
         return part
     if not part.isdecimal() or int(part) >= len(at):
-        raise UserError(f"{dotted}: {part!r} is no index of a list of {len(at)}")
+        raise UserError(f"{dotted}: {part!r} is not an index of a list of {len(at)}")
     return int(part)
 
 
@@ -317,7 +312,7 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
 
 
 def _lay_over(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Put what a case changes into `data`: mappings key by key, everything else in the place of what was there."""
+    """Apply the changes of a case to `data`: mappings key by key, everything else replaced."""
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(data.get(key), dict):
             _lay_over(data[key], value)
@@ -330,12 +325,12 @@ def _setting(values: Mapping[str, Any]) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-# -------------------------------------------------------------------------------------------------------------- rules
+# ---------------------------------------------------------------------------------------------------------------- rules
 
 
 def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:
-    """The configs of all examples that are accepted; why others are not goes to `faults`, once each, with the setting
-    where it matters."""
+    """Configs of all valid examples; reasons for the others go to `faults`, once each, with any setting that
+    matters."""
     first = {key: examples(space)[0] for key, space in spaces.items()}
     settings = [first, *({**first, key: value} for key, space in spaces.items() for value in examples(space)[1:])]
     grids = {key: space for key, space in spaces.items() if space.kind == "grid"}
@@ -356,13 +351,12 @@ def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], fault
 
 
 def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Space]) -> Iterator[str]:
-    """Faults of cases whatever they change."""
+    """Faults of cases independent of their changes."""
     for name, changes in cases.items():
         where = f"{SWEEP}.{CASES}.{name}"
         if _holds_space(changes):
             yield (
-                f"{where}: there is a search space in it, expected values; spaces stand outside of cases and combine"
-                " with them"
+                f"{where}: it has a search space, expected values; put spaces outside of cases and combine with them"
             )
         for key in {"name", "seed", SWEEP} & set(changes):
             yield f"{where}.{key}: a case cannot change it{', name sweep.seeds' if key == 'seed' else ''}"
@@ -375,8 +369,8 @@ def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Sp
 
 
 def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """Which values of the spaces a fault comes with, where it does not name their key itself. Also a hint for floats
-    that must be whole."""
+    """The values of the spaces that cause a fault, if it does not name their key itself. Also a hint for floats that
+    must be integers."""
     key, _, rest = fault.partition(":")
     if key in values:
         whole = isinstance(values[key], float) and "expected integer" in rest
@@ -386,7 +380,7 @@ def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> s
 
 
 def _spec_faults(spec: SweepSpec) -> Iterator[str]:
-    """Faults of a sweep whatever the values are."""
+    """Faults of a sweep independent of values."""
     settings, seeds = spec.settings, spec.settings.seeds
     if "name" in spec.spaces:
         yield "name: the sweep's folder is called after it, so it has one value"
@@ -422,10 +416,10 @@ def _spec_faults(spec: SweepSpec) -> Iterator[str]:
 
 
 def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
-    """PBT changes settings in the middle of training and moves weights between trials."""
+    """PBT changes settings during training and moves weights between trials."""
     settings = spec.settings
     if all(space.kind == "grid" for space in spec.spaces.values()):
-        yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is no grid"
+        yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is not a grid"
     if settings.seeds:
         yield (
             "sweep.seeds: under pbt trials take over each other's weights and settings, so seeds cannot be compared,"
@@ -445,7 +439,7 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
 
 
 def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
-    """Faults of a sweep of which `config` is one experiment."""
+    """Faults of a sweep with `config` as one of its experiments."""
     fault = _metric_fault(settings.metric, config)
     if fault is not None:
         yield f"sweep.metric: got {settings.metric!r}, {fault}"
@@ -473,20 +467,20 @@ def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
 
 
 def _rhythm(scheduler: AshaScheduler | PbtScheduler) -> tuple[str, int]:
-    """The setting that says when trials are compared first, and its value, in iterations."""
+    """The setting that determines when trials are first compared, and its value, in iterations."""
     if isinstance(scheduler, AshaScheduler):
         return "grace_iterations", scheduler.grace_iterations
     return "interval", scheduler.interval
 
 
 def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfig) -> Iterator[str]:
-    """A figure of held-out instances is there when trials are compared."""
+    """Held-out metrics exist when trials are compared."""
     key, every = _rhythm(scheduler)
     if isinstance(config, TextExperimentConfig):
         if isinstance(config.algorithm, TextTrainingSettings):
             if (scheme := config.algorithm.test_scheme) != "all":
                 yield (
-                    f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way,"
+                    f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out metrics on the way,"
                     " use all"
                 )
             return
@@ -503,7 +497,7 @@ def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfi
 
 
 def _metric_fault(metric: str, config: AnyConfig) -> str | None:
-    """Why the figure cannot occur in metrics.jsonl of such an experiment, and what would be right."""
+    """Why the metric cannot occur in metrics.jsonl of such an experiment, and the valid ones."""
     text = isinstance(config, TextExperimentConfig)
     if metric in _PLAIN and not text:
         return None
@@ -523,7 +517,7 @@ def _metric_fault(metric: str, config: AnyConfig) -> str | None:
 
 
 def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
-    """An agent that does not play, or a figure that is misspelt."""
+    """An unknown agent, or a misspelt metric."""
     agents = tuple(language_agents(config)) if isinstance(config, TextExperimentConfig) else playing(config)
     known = (*(agents or ()), *_OF_ALL, *_OF_SCENARIO.get(config.scenario.name, ()))
     own_figures = prefix.startswith("eval") and config.scenario.name in (
@@ -538,7 +532,7 @@ def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
 
 
 def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | None:
-    """A figure that this very experiment does not have, though others do."""
+    """A metric that this experiment does not have, though others do."""
     protocol = config.protocol.name
     if (role := next((part[len("role=") :] for part in rest.split("/") if part.startswith("role=")), None)) is not None:
         roles = table_of(protocol, config.protocol).roles
@@ -557,13 +551,13 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
         table = table_of(protocol, config.protocol)
         if not any(table.wanted_by(prover, REJECT) for prover in table.provers):
             return (
-                f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another figure"
+                f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another metric"
             )
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":
             example = "eval_sampled/player0/return"
-        return f"but {protocol} has no verifier, name another figure, for example {example}"
+        return f"but {protocol} has no verifier, name another metric, for example {example}"
     if isinstance(config, TextExperimentConfig):
         untested = prefix == "eval_sampled" and getattr(config.algorithm, "test_scheme", None) == "none"
         return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None

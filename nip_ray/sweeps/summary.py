@@ -1,15 +1,14 @@
-"""What a sweep came to: trials grouped by setting, each with its mean over seeds, and the best of them.
+"""The results of a sweep: trials grouped by setting, each with its mean over seeds, and the best of them.
 
 Decisions that matter here:
 
-- Only trials that ran to their end count in a mean, a smallest and a largest figure. One that was stopped was stopped
-  for being poor, and one that failed may have failed for what it had learned: a mean over the others alone would
-  flatter the setting. So a setting with such a seed is best only where there is no other.
-- A mean over seeds stands beside the figure of each seed, without an interval. Runs that learn or break down are not
-  about normal: where one seed in five fails, Student's interval of five seeds holds the mean of all seeds in two cases
-  of three.
-- The best of several settings was chosen by the very figures that are shown, and these are on average too good. The
-  summary says so.
+- Only trials that ran to their end count in a mean, a smallest and a largest value. A stopped one was stopped for being
+  poor, and a failed one may have failed because of its learning: a mean over the others alone would flatter the
+  setting. So a setting with such a seed is best only if there is no other.
+- A mean over seeds is shown with the value of each seed, without an interval. Results of runs that learn or fail are
+  not about normal: if one seed in five fails, Student's interval of five seeds covers the mean of all seeds in two
+  cases of three.
+- The best of several settings was chosen by the shown values, which are on average too good. The summary says so.
 """
 
 import json
@@ -24,8 +23,7 @@ from nip_ray.settings.sweep import SweepSettings
 
 Status = Literal["done", "stopped", "failed", "unfinished"]
 STATUSES: tuple[Status, ...] = ("done", "stopped", "failed", "unfinished")
-"""Ran to its end; stopped early by the scheduler; broke down for good; neither yet (the sweep was interrupted, or out
-of time)."""
+"""Ran to its end; stopped early by the scheduler; failed for good; neither yet (interrupted, or out of time)."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,8 @@ class TrialRecord:
     """One trial.
 
     trial_id: its name below `trials/`. values: dotted key -> value of every space (under PBT: the newest). run_dir: its
-    run folder, None where it has none yet. iterations: how many were done. metrics: the last known value of each
-    figure. curve: (iteration, metric) pairs in order. seconds: of wall clock in which it ran. error: why it failed, in
-    one line.
+    run folder, None if it has none yet. iterations: number done. metrics: the last known value of each. curve:
+    (iteration, metric) pairs in order. seconds: of wall clock time. error: why it failed, on one line.
     """
 
     trial_id: str
@@ -52,15 +49,15 @@ class TrialRecord:
 
 _LONGEST = 48  # characters of a value in a table
 SEEDS_SHOWN = 10
-"""Seeds of which each figure stands in a table; of more, the smallest and the largest."""
+"""Maximum number of seeds whose values are all in a table; beyond it, the smallest and the largest."""
 
 
 @dataclass(frozen=True)
 class SettingSummary:
     """One setting and its trials, which are in the order of `seeds`.
 
-    figures: the metric of each seed that ran to its end, by seed. last: mean of what is known of the others, None where
-    nothing is. rank: from 1, the best.
+    figures: the metric of each seed that ran to its end, by seed. last: mean over the others, None if unknown. rank:
+    from 1, the best.
     """
 
     values: Mapping[str, Any]
@@ -86,7 +83,7 @@ class SettingSummary:
 
     @property
     def complete(self) -> bool:
-        """True if every seed ran to its end and has the figure."""
+        """True if every seed ran to its end and has the metric."""
         return len(self.figures) == len(self.trials)
 
 
@@ -94,8 +91,8 @@ class SettingSummary:
 class Summary:
     """A sweep's outcome.
 
-    settings: in the order in which they appeared. best, best_trial: None where no trial has the figure. note: what the
-    figures do not say, "" where there is nothing to say. seconds: of all trials together.
+    settings: in the order in which they appeared. best, best_trial: None if no trial has the metric. note: a caveat, ""
+    if there is none. seconds: of all trials together.
     """
 
     metric: str
@@ -114,7 +111,7 @@ class Summary:
 
 
 def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary:
-    """What `trials` came to by the metric of `settings`."""
+    """The results of `trials` by the metric of `settings`."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(json.dumps(trial.values, sort_keys=True, default=str), []).append(trial)
@@ -125,7 +122,7 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
     ranked = tuple(replace(one, rank=place[i]) for i, one in enumerate(unranked))
     best = next((one for one in ranked if one.rank == 1 and known(one) is not None), None)
     best_trial = None
-    if best is not None:  # among those that ran to their end, or among all where none did
+    if best is not None:  # among those that ran to their end, or among all if none did
         figures = [(trial, x) for trial in best.trials if (x := figure_of(trial, settings.metric)) is not None]
         done = [pair for pair in figures if pair[0].status == "done"]
         best_trial = max(done or figures, key=lambda pair: sign * pair[1])[0]
@@ -192,10 +189,10 @@ def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def headline(summary: Summary) -> str:
-    """The outcome in one sentence."""
+    """The result in one sentence."""
     best, tried = summary.best, len(summary.settings)
     if best is None:
-        return f"No trial has the figure {summary.metric}."
+        return f"No trial has the metric {summary.metric}."
     name = label(best, summary) or "the only setting"
     figure = known(best)
     if not best.figures:
@@ -205,11 +202,11 @@ def headline(summary: Summary) -> str:
     return f"Best of {tried} settings: {name}, {found}." if tried > 1 else f"{name}: {found}."
 
 
-# ---------------------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------------------------- words
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Dotted key -> the shortest of its ends that no other key has: `lr` for `algorithm.lr`."""
+    """Dotted key -> its shortest suffix that no other key has: `lr` for `algorithm.lr`."""
     made = {}
     for key in keys:
         parts = key.split(".")
@@ -227,7 +224,7 @@ def label(setting: SettingSummary, summary: Summary) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a reader wants it: four digits of a number, mappings and lists as JSON, cut short."""
+    """A value for readers: four digits of a number, mappings and lists as JSON, cut short."""
     if isinstance(value, float):
         return f"{value:.4g}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -235,28 +232,27 @@ def show(value: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    """A figure, "" for none."""
+    """A number as text, "" for None."""
     return "" if value is None else f"{value:.4g}"
 
 
 def each(figures: Sequence[float]) -> str:
-    """The figure of each of several seeds, or of many the smallest and the largest; "" for one, which is its own
-    mean."""
+    """The value of each of several seeds, or of many the smallest and largest; "" for one, which is its own mean."""
     if len(figures) > SEEDS_SHOWN:
         return f"{number(min(figures))} to {number(max(figures))}"
     return ", ".join(map(number, figures)) if len(figures) > 1 else ""
 
 
 def counts(statuses: Mapping[str, int]) -> str:
-    """How many trials ended how: `2 done, 1 failed`."""
+    """The number of trials by status: `2 done, 1 failed`."""
     return ", ".join(f"{count} {status}" for status, count in statuses.items() if count)
 
 
-# -------------------------------------------------------------------------------------------------------- figures
+# -------------------------------------------------------------------------------------------------------------- figures
 
 
 def figure_of(trial: TrialRecord, metric: str) -> float | None:
-    """The newest value of the metric that is known of a trial, None for none or one that is not finite."""
+    """The newest known value of a trial's metric, None for none or a non-finite one."""
     value = trial.metrics.get(metric)
     if value is None and trial.curve:
         value = trial.curve[-1][1]
@@ -276,12 +272,12 @@ def _record(setting: SettingSummary) -> dict[str, Any]:
 
 
 def known(setting: SettingSummary) -> float | None:
-    """The figure by which a setting is ranked, and at which it is drawn."""
+    """The value by which a setting is ranked and drawn."""
     return setting.last if setting.mean is None else setting.mean
 
 
 def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
-    """Smaller is better: all seeds done, then some, then none, then nothing known; within these by the figure."""
+    """Smaller is better: all seeds done, then some, then none, then unknown; within these by the metric."""
     figure = known(setting)
     if figure is None:
         return (3, 0.0)
@@ -295,7 +291,7 @@ def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
 
 
 def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode: str) -> str:
-    """What must be said of the best setting's figure."""
+    """Caveats of the best setting's metric."""
     compared = [one for one in settings if known(one) is not None]
     if best is None:
         return ""
@@ -320,5 +316,5 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
             has = "1 other setting has a seed" if near == 1 else f"{near} other settings have a seed"
             notes.append(f"{has} at least as good as its worst.")
     if len(best.figures) == 1:
-        notes.append("There is one seed, which says nothing of what another would give.")
+        notes.append("There is one seed, which says nothing about other seeds.")
     return " ".join(notes)

@@ -3,13 +3,12 @@
     Tuner(TextTrainable, param_space={"experiment": config.model_dump(mode="json"), "run_root": "/shared/runs"})
 
 Decisions that matter here:
-- a run folder has all that matters as soon as a stage is over. A trial that Tune starts again, wherever that is,
-  resumes at the stage that was begun last, and finds there what was answered and which jobs were made;
-- a missing key and a spent budget end the trial. A failed job and a provider that does not answer raise: Tune tries
-  again;
-- `text_iteration` counts the iterations whose figures are there. So a scheduler that stops a trial does it after the
-  test, before the next models are paid for;
-- a stage that waits for fine-tuning can take hours: it is Tune's trial that waits, holding its resources.
+- a run folder is complete as soon as a stage is over. A trial that Tune restarts, anywhere, resumes at the stage that
+  was started last, with the earlier replies and jobs;
+- a missing key and a spent budget end the trial. A failed job and a provider that does not answer raise: Tune retries;
+- `text_iteration` counts the iterations with metrics. So a scheduler stops a trial after the test, before the next
+  models are paid for;
+- a stage that waits for fine-tuning can take hours, during which Tune's trial holds its resources.
 """
 
 from typing import Any
@@ -27,9 +26,8 @@ from nip_ray.text.training.trainer import AnyTrainer, begin, finish, num_measure
 
 
 class TextTrainable(RunTrainable[AnyTrainer, TextExperimentConfig]):
-    """config: see `nip_ray.sweeps.trial.RunTrainable`. `iterations_per_report` has no meaning here: every stage is
-    reported, as `stage`, with `text_iteration`.
-    """
+    """config: see `nip_ray.sweeps.trial.RunTrainable`. `iterations_per_report` is ignored: every stage is reported, as
+    `stage`, with `text_iteration`."""
 
     kind, ending, format = TextExperimentConfig, BudgetExhausted, "nip_ray.text_trial"
 

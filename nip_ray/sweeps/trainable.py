@@ -2,17 +2,16 @@
 
     Tuner(ExperimentTrainable, param_space={
         "experiment": {"scenario": {"name": "message_game"}, ...},       # keys as in a config file
-        "values": {"algorithm.lr": tune.loguniform(1e-4, 1e-2)},         # laid over it, by dotted key
+        "values": {"algorithm.lr": tune.loguniform(1e-4, 1e-2)},         # changes to it, by dotted key
         "run_root": "/shared/runs",
     })
 
 Decisions that matter here:
-- Tune counts its own reports from the checkpoint that it knows of, and the run continues from its own newest one. So
-  the run says how far it is: `training_iteration` is the number of reports that its iterations make, also after a
-  restore;
-- a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes
-  the other's for iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and
-  with which values.
+- Tune counts its own reports from the checkpoint that it knows, and the run continues from its own newest one. So the
+  run reports its progress: `training_iteration` is the number of reports of its iterations, also after a restore;
+- a trial that population-based training continues from another's checkpoint keeps its own rows up to there, and copies
+  the other's for iterations that it had not reached itself. `lineage.json` records the source, the iteration and the
+  values.
 """
 
 from collections.abc import Mapping
@@ -64,9 +63,8 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
         work.save_interrupted()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first
-        `step`: Tune tries again what failed in a step, and nothing that failed here.
-        """
+        """Switch to the next trial, with this config, in this process. Errors are raised by the first `step`: Tune
+        retries failures in a step, but none here."""
         try:
             self.cleanup()
             self.setup(new_config)
@@ -85,7 +83,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
             else:
                 _take_rows(folder, self.root / source, checkpoint.iteration)
                 session.start(checkpoint, foreign=True)
-                session.save()  # from here on the folder has no checkpoint but those of its own config
+                session.save()  # from here on the folder only has checkpoints of its own config
                 write_config(folder.path / CONFIG, config_to_yaml(self.experiment))
                 step = {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)}
                 folder.write_json(LINEAGE, {"steps": [*_lineage(folder), step]})
@@ -95,7 +93,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
         return session
 
     def _other_source(self, folder: RunFolder) -> tuple[str, Checkpoint | None]:
-        """(trial, its checkpoint) to continue from where that is not simply this run's own newest, else ("", None)."""
+        """(trial, its checkpoint) to continue from if it is not simply this run's own newest, else ("", None)."""
         if (
             self.source is not None
             and self.source["trial"] != self.trial_id
@@ -104,17 +102,17 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
             checkpoints = self.root / self.source["trial"] / "checkpoints"
             try:
                 return self.source["trial"], load_checkpoint(checkpoints, self.source["iteration"])
-            except UserError:  # the other one has continued, and keeps its newest ones only
+            except UserError:  # the other one has continued, and keeps only its newest
                 return self.source["trial"], load_checkpoint(checkpoints)
         if has_checkpoint(folder.checkpoints):
             own = load_checkpoint(folder.checkpoints)
-            # Tune forgot a change of settings when its process was killed
+            # Tune forgets a change of settings when its process is killed
             if own.fingerprint != run_fingerprint(self.experiment):
                 return self.trial_id, own
         return "", None
 
     def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
-        """True if an earlier start of this trial continued from there already, with the same values."""
+        """True if an earlier start of this trial already continued from there, with the same values."""
         last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
         return (
             last["from"] == wanted["trial"]

@@ -1,12 +1,11 @@
-"""A trial as Tune sees it, for networks and for language models alike: its config, run folder, steps, checkpoints and
-resources.
+"""A trial in Tune, for networks and for language models: its config, run folder, steps, checkpoints and resources.
 
 Decisions that matter here:
 - a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`. A checkpoint of
-  Tune's names a place in it only: so nothing is written twice. A trial whose folder is there already continues,
-  whatever Tune knows of it;
-- what would fail again is not tried again: the trial ends with the reason in its last result (`failed`). What the
-  surroundings did (a lost process, a full disk) raises, and Tune starts the trial again.
+  Tune's only refers to a place in it, so nothing is written twice. A trial with an existing folder continues,
+  independent of Tune's state;
+- deterministic failures are not retried: the trial ends with the reason in its last result (`failed`). External
+  failures (a lost process, a full disk) raise, and Tune restarts the trial.
 """
 
 import json
@@ -33,11 +32,11 @@ from nip_ray.tracking import check_trackers
 Config = TypeVar("Config", bound=AnyConfig)
 
 POINTER = "run.json"
-_LOCK_WAIT_S = 120.0  # for the lock of a trial whose node is gone: a file server gives it back after a while
+_LOCK_WAIT_S = 120.0  # for the lock of a trial whose node is gone: a file server releases it after a while
 _MEDIA = {ExperimentConfig: "networks", TextExperimentConfig: "language models"}
 
 TRIAL_INDEX = "__trial_index__"
-"""Under this key Tune's `Repeater` gives the index of this repetition of the setting."""
+"""Key of the index of this repetition of the setting from Tune's `Repeater`."""
 KEYS = ("experiment", "values", "spaces", "run_root", "group", "iterations_per_report", "seeds", TRIAL_INDEX)
 
 
@@ -45,19 +44,19 @@ class Work(Protocol):
     """A run in progress."""
 
     def close(self) -> None:
-        """Give actors and trackers back."""
+        """Close actors and trackers."""
 
 
 AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
-    """A run as a trial. config: "experiment" and "run_root", and as one likes "values" (dotted key -> value), "spaces"
-    (dotted key -> the search space that a value was drawn from, as in a sweep file), "group" (the sweep's name, for
-    trackers), "iterations_per_report" (default 1), "seeds" (of which Tune's `Repeater` chooses). A mapping may be given
-    as JSON text, in which Tune does not look for spaces of its own.
+    """A run as a trial. config: "experiment" and "run_root", and optionally "values" (dotted key -> value), "spaces"
+    (dotted key -> the search space of a drawn value, as in a sweep file), "group" (the sweep's name, for trackers),
+    "iterations_per_report" (default 1), "seeds" (of which Tune's `Repeater` chooses). A mapping may be given as JSON
+    text, in which Tune does not look for spaces of its own.
 
-    kind: of its configs. ending: the errors that end a trial, beside a UserError of its beginning. format: of its
+    kind: of its configs. ending: errors that end a trial, in addition to a UserError at its start. format: of its
     checkpoints.
     """
 
@@ -66,19 +65,19 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
     format: ClassVar[str]
 
     def begin(self, folder: RunFolder) -> AnyWork:
-        """The run, standing where this trial is to continue."""
+        """The run, at the point where this trial continues."""
         raise NotImplementedError
 
     def advance(self, work: AnyWork) -> dict[str, Any]:
-        """The next part of the run, its end included. Returns "done", and what else to report beside `reached`."""
+        """The next part of the run, including its end. Returns "done", and further values to report with `reached`."""
         raise NotImplementedError
 
     def reached(self, work: AnyWork) -> dict[str, Any]:
-        """The newest figures by their keys in metrics.jsonl."""
+        """The newest metrics by their keys in metrics.jsonl."""
         raise NotImplementedError
 
     def place(self) -> dict[str, Any]:
-        """Save the run, and return what a checkpoint of Tune's says of it."""
+        """Save the run, and return the content of a checkpoint of Tune's."""
         raise NotImplementedError
 
     def save_interrupted(self, work: AnyWork) -> None:
@@ -86,8 +85,7 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the run folder, or open the one of an earlier start of this trial. Nothing is built, and no provider
-        contacted, before the first `step`. Raises UserError when the folder cannot be written.
-        """
+        contacted, before the first `step`. Raises UserError when the folder cannot be written."""
         self.work: AnyWork | None = None
         self.folder: RunFolder | None = None
         self.source: dict[str, Any] | None = None
@@ -107,10 +105,9 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
         self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
-        """The next iterations, or the next stage. Returns the newest figures by their keys in metrics.jsonl,
-        `iteration` among them, `run_dir`, `done`, and `failed` (the reason) for a trial that need not be tried again.
-        Raises LearnerLost, and UserError when nothing can be written.
-        """
+        """The next iterations, or the next stage. Returns the newest metrics by their keys in metrics.jsonl, with
+        `iteration`, `run_dir`, `done`, and `failed` (the reason) for a trial that should not be retried. Raises
+        LearnerLost, and UserError when nothing can be written."""
         if self._broken is not None:
             raise self._broken
         if self._fault is not None or self.folder is None:
@@ -131,18 +128,18 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
         return {**self.reached(self.work), **told, "run_dir": str(self.folder.path)}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save the run, and say where it stands."""
+        """Save the run, and record its position."""
         Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": self.format, "version": 1, **self.place()}))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Remember where to continue; see `step`. Raises UserError for what `save_checkpoint` did not write."""
+        """Store the point to continue from; see `step`. Raises UserError for content not by `save_checkpoint`."""
         found = json.loads(Path(checkpoint_dir, POINTER).read_text())
         if found.get("format") != self.format or found.get("version") != 1:
             raise UserError(f"{checkpoint_dir}: no checkpoint of the format {self.format}, or one of a newer version")
         self.source = found
 
     def cleanup(self) -> None:
-        """Give actors, trackers and the folder back. A trial that is stopped between two reports is saved first."""
+        """Close actors, trackers and the folder. A trial that is stopped between two reports is saved first."""
         try:
             if self.work is not None:
                 try:
@@ -157,18 +154,17 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """CPUs and GPUs of the main process, then of all that it starts: env runners and learners, rollout workers and
-        local models."""
+        """CPUs and GPUs of the main process, then of its processes: env runners and learners, rollout workers and local
+        models."""
         try:
             return tune.PlacementGroupFactory(trial_bundles(experiment_of(config, cls.kind)))
-        # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
+        # called in the sweep's process; `setup` reports the fault, and only this trial fails
         except UserError:
             return tune.PlacementGroupFactory([{"CPU": 1.0}])
 
 
 def experiment_of(config: Mapping[str, Any], kind: type[Config]) -> Config:
-    """The experiment of a `kind` that a trial's config describes. Raises UserError for unknown keys and for a config
-    that cannot be."""
+    """The experiment of a `kind` in a trial's config. Raises UserError for unknown keys and for an invalid config."""
     unknown = sorted(set(config) - set(KEYS))
     if unknown or "experiment" not in config or "run_root" not in config:
         wrong = f"unknown: {', '.join(unknown)}" if unknown else "experiment and run_root are needed"
@@ -181,9 +177,9 @@ def experiment_of(config: Mapping[str, Any], kind: type[Config]) -> Config:
 
 
 def values_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were drawn for a trial, as they stand in a config file, by dotted key."""
+    """The drawn values of a trial, in the form of a config file, by dotted key."""
     found = _mapping(config.get("values", {}))
-    if set(found) == {"drawn"}:  # by us, and not by Tune
+    if set(found) == {"drawn"}:  # by us, not by Tune
         return dict(found["drawn"])
     parsed = {key: parse_space(key, space) for key, space in _mapping(config.get("spaces", {})).items()}
     made = {
@@ -194,8 +190,7 @@ def values_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(path: Path, experiment: AnyConfig) -> RunFolder:
-    """The run folder of a trial, open for writing. Waits for the lock of an earlier start that could not give it
-    back."""
+    """The run folder of a trial, open for writing. Waits for the lock of an earlier start that could not release it."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while (path / CONFIG).is_file():
         try:
@@ -211,7 +206,7 @@ def opened(path: Path, experiment: AnyConfig) -> RunFolder:
 
 
 def failed(reason: object) -> dict[str, Any]:
-    """The result of a trial that need not be tried again."""
+    """The result of a trial that should not be retried."""
     return {"done": True, "failed": " ".join(str(reason).split())}
 
 

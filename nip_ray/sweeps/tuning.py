@@ -1,13 +1,12 @@
-"""From a sweep's spec to Tune's parts: what each trial is told, who draws settings, who is stopped, what is tried
-again.
+"""From a sweep's spec to Tune's parts: trials' parameters, search, scheduling, retries.
 
 Decisions that matter here:
-- trials are numbered in the order of their settings where we draw these ourselves. So a trial finds its run folder
-  again even when the process that ran the sweep was killed before Tune wrote anything down;
-- Tune saves no scheduler. What ASHA has to know of earlier trials is played to it from their rows, and members of a
-  population stay in step with their intervals;
-- a sweep that ends before its trials do (out of time, or a trial failed and that was to end it) leaves them unfinished:
-  Tune's own limits would call them terminated, and never continue with them.
+- trials are numbered in the order of their settings if we draw these ourselves. So a trial finds its run folder again
+  even if the process that ran the sweep was killed before Tune wrote anything;
+- Tune saves no scheduler. ASHA gets the results of earlier trials replayed from their rows, and members of a population
+  stay in step with their intervals;
+- a sweep that ends before its trials do (out of time, or after a failure with `fail_fast`) leaves them unfinished:
+  Tune's own limits would mark them terminated, and never continue with them.
 """
 
 import json
@@ -45,11 +44,11 @@ Curve = Sequence[tuple[int, float]]
 
 
 class StopSweep(Exception):
-    """The sweep ends here, with what it has."""
+    """The sweep ends here, with its results so far."""
 
 
 def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
-    """What plays a trial: networks, or language models."""
+    """The trainable of a trial: for networks, or language models."""
     if spec.kind is TextExperimentConfig:
         from nip_ray.sweeps.text_trainable import TextTrainable
 
@@ -58,9 +57,8 @@ def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
 
 
 def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
-    """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is
-    a Path, which Tune takes for something to be told again when it continues: so a sweep's folder may be moved.
-    """
+    """The parameters of a trial. Mappings are passed as JSON text: Tune would look for spaces of its own in them. The
+    folder is a Path, which Tune passes again when it continues: so a sweep's folder may be moved."""
     told: dict[str, Any] = {
         "experiment": json.dumps(spec.base),
         "spaces": json.dumps({key: space.data() for key, space in spec.spaces.items()}),
@@ -75,15 +73,15 @@ def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
             "seeds": list(spec.settings.seeds),
         }
     seeds: list[int | None] = list(spec.settings.seeds) or [None]
-    settings = draw_settings(spec)  # one after the other with each seed: so all settings have a figure early
+    settings = draw_settings(spec)  # interleaved over seeds: so all settings have results early
     points = [point if seed is None else {**point, "seed": seed} for seed in seeds for point in settings]
     return {**told, "values": tune.grid_search([json.dumps({"drawn": point}) for point in points])}
 
 
 def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
-    """Search and scheduler. known: what the figure of each trial was, at each report, before this process took over."""
+    """Search and scheduler. known: the metric of each trial, at each report, before this process took over."""
     # A trial may follow another in its process, which saves some seconds of imports each; but members of a population
-    # come back to folders that a process still has open, and a plugin stays imported.
+    # would return to folders that a process still has open, and a plugin stays imported.
     plugins = any(key.partition(".")[0] == "plugins" for key in spec.spaces)
     follow = spec.kind is ExperimentConfig and not isinstance(spec.settings.scheduler, PbtScheduler) and not plugins
     return tune.TuneConfig(
@@ -99,8 +97,7 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
 
 
 def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
-    """Where Tune keeps its own state, and what it tries again. All its checkpoints are kept: they are pointers into the
-    run folders."""
+    """Place of Tune's own state, and its retries. All its checkpoints are kept: they point into the run folders."""
     failures = 0 if spec.settings.fail_fast else spec.settings.max_failures
     return tune.RunConfig(
         name=TUNE,
@@ -119,24 +116,24 @@ def ended(trial: Any) -> bool:
 
 
 def place(trial: Any) -> int:
-    """A trial's place in the order in which settings were drawn."""
+    """A trial's index in the order in which settings were drawn."""
     return int(re.match(r"\d+", str(trial.experiment_tag))[0])  # type: ignore[index]  # Tune counts them there
 
 
 def _reached(last: Mapping[str, Any]) -> int:
-    """Iterations that a trial has done, by its last result."""
+    """Number of iterations of a trial, by its last result."""
     return last.get("text_iteration", last.get("iteration", 0))
 
 
 class Watch(tune.Callback):
-    """Tells on stderr of every trial that ends and of how the others stand; ends the sweep when it is out of time, or
-    when a trial failed and that is to end it. Ends a trial's process that hangs, so that Tune starts the trial again.
+    """Reports on stderr every trial that ends and the status of the others; ends the sweep when it is out of time, or
+    when a trial failed with `fail_fast`. Ends a trial's hanging process, so that Tune restarts the trial.
 
-    trials: Tune's trials, at the end. failed: what ended the sweep, where `fail_fast` did.
+    trials: Tune's trials, at the end. failed: the failure that ended the sweep under `fail_fast`.
     """
 
     def __init__(self, spec: SweepSpec, quiet: bool, trials: Path | None = None) -> None:
-        """trials: the folder of their run folders, in which signs of life are looked for (none: nowhere)."""
+        """trials: the parent of their run folders, in which signs of life are looked for (None: nowhere)."""
         settings, faults = spec.settings, spec.base.get("fault_tolerance") or {}
         self.silence, self.folders = (
             trial_silence(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)),
@@ -150,11 +147,11 @@ class Watch(tune.Callback):
 
     @property
     def late(self) -> bool:
-        """True if the sweep has used up its time."""
+        """True if the sweep is out of time."""
         return self.budget is not None and time.monotonic() - self.began >= self.budget
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Of a trial that is done, stopped, or failed in a way that need not be tried again."""
+        """A trial is done, stopped, or failed without a retry."""
         last = trial.last_result or {}
         if "failed" in last:
             self.failed = self.failed or trial
@@ -163,22 +160,22 @@ class Watch(tune.Callback):
         self._say_ended(trials, trial, last.get("failed") or f"{found} after {_reached(last)} iterations")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Of one that lost a process, and is tried again."""
+        """A trial lost a process, and is retried."""
         if not self.quiet:
             say(f"trial {trial.trial_id} failed (attempt {trial.num_failures}) and resumes from its newest checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Of one that broke down as often as it may."""
+        """A trial failed as often as allowed."""
         self.failed = self.failed or trial
         self._say_ended(trials, trial, f"broke down {trial.num_failures} times")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Between any two events."""
+        """Called between events."""
         self._end_hanging(trials)
         if self.late or (self.fail_fast and self.failed is not None):
             if threading.current_thread() is not threading.main_thread():
                 raise StopSweep  # there are no signals in a thread
-            signal.raise_signal(signal.SIGINT)  # ends Tune's loop as Ctrl-C does, with its state written
+            signal.raise_signal(signal.SIGINT)  # ends Tune's loop like Ctrl-C, with its state written
         if not self.quiet and time.monotonic() - self.told >= PROGRESS_S:
             self.told = time.monotonic()
             running = sum(trial.status == "RUNNING" for trial in trials)
@@ -186,11 +183,11 @@ class Watch(tune.Callback):
             say(f"{running} running, {over} of {self.total} ended{self._best(trials)}")
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """However it ends."""
+        """Called at any end."""
         self.trials = list(trials)
 
     def _end_hanging(self, trials: list[Any]) -> None:
-        if self.folders is None or time.monotonic() - self.looked < 1.0:  # seconds: there are many such moments
+        if self.folders is None or time.monotonic() - self.looked < 1.0:  # seconds: there are many such events
             return
         self.looked = time.monotonic()
         for trial in trials:
@@ -274,14 +271,14 @@ def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
 
 
 class _Asha(ASHAScheduler):
-    """Tune's, which knows of earlier trials. results: what each has reported before this process took over."""
+    """Tune's, with the results of earlier trials. results: each trial's reports before this process took over."""
 
     def __init__(self, results: Mapping[str, Sequence[dict[str, Any]]], **options: Any) -> None:
         super().__init__(max_t=10**9, brackets=1, **options)
         self.results = dict(results)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        while self.results:  # not before: only now Tune has told which metric counts
+        while self.results:  # not before: only now Tune has set the metric
             trial_id, reported = self.results.popitem()
             earlier: Any = SimpleNamespace(trial_id=trial_id)
             super().on_trial_add(tune_controller, earlier)
@@ -292,8 +289,8 @@ class _Asha(ASHAScheduler):
 
 
 class _Population(PopulationBasedTraining):
-    """Tune's, of which a member that starts again (a lost process, a resumed sweep) is not compared before its next
-    interval is over."""
+    """Tune's, in which a restarted member (a lost process, a resumed sweep) is compared only after its next
+    interval."""
 
     def __init__(self, clock: str, interval: int, **options: Any) -> None:
         super().__init__(time_attr=clock, perturbation_interval=interval, **options)
@@ -311,7 +308,7 @@ class _Population(PopulationBasedTraining):
 
 
 def bounded(spaces: Mapping[str, Space]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Puts changed values back into their spaces: else they would keep growing, out of sight, beyond the ends."""
+    """Clip changed values to their spaces: else they would keep growing, unseen, beyond the ends."""
 
     def explored(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "values": {key: clipped(spaces[key], value) for key, value in config["values"].items()}}

@@ -1,5 +1,4 @@
-"""Whether chats and replies have room in the contexts of local models, found before a run begins, by some dialogues of
-random replies."""
+"""Check before a run, by some dialogues of random replies, that chats and replies fit the contexts of local models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ _DIALOGUES = 8
 
 @dataclass
 class _Room:
-    """Of an agent. context: tokens that its model has room for; told: what says so; remedy: where it is too little.
-    reply: the most tokens of its own. size: of a prompt. said: of a reply, without what ends it. strict: whether all
-    prompts must fit, else half of them."""
+    """An agent's room. context: tokens that its model has room for; told: the source of that number; remedy: what to
+    change if it is too little. reply: the most tokens of its own. size: of a prompt. said: of a reply, without its end
+    token. strict: all prompts must fit, else half of them."""
 
     told: str
     remedy: str
@@ -33,7 +32,7 @@ class _Room:
     prompts: list[int] = field(default_factory=list)
 
     def refuse(self, agent: str) -> None:
-        """Raise UserError where too many of the prompts that were counted do not fit."""
+        """Raise UserError if too many of the counted prompts do not fit."""
         long = [size for size in self.prompts if size + self.reply > self.context]
         if len(long) > (0 if self.strict else len(self.prompts) / 2):
             needs = f"chats of {agent} take {max(long)} tokens and its reply up to {self.reply} (max_tokens)"
@@ -41,11 +40,11 @@ class _Room:
 
 
 def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
-    """Raise UserError where a model of words has no room for a chat as it is, where another local model has none for
-    more than half of an agent's, and where a reply that has to be one of few cannot be said in `max_tokens`.
+    """Raise UserError if a model of words has no room for a chat as it is, another local model has none for more than
+    half of an agent's chats, or a reply from a fixed set cannot fit in `max_tokens`.
 
-    Chats that are too long lose their middle; of models in GGUF files that is seen in play alone. Raises UserError,
-    too, for a model that cannot be read.
+    Chats that are too long lose their middle; for models in GGUF files this only shows during play. Raises UserError
+    also for a model that cannot be read.
     """
     rooms = _rooms(config)
 
@@ -83,7 +82,7 @@ def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
             rooms[agent] = _Room(
                 f"{key}: got {limit}", "raise it", limit, own.reply_tokens, _words_of_chat, _words, strict=True
             )
-        elif is_model(Path(own.model)):  # else the default one or, in an export, one that the run made
+        elif is_model(Path(own.model)):  # else the default or, in an export, one that the run made
             if (own.model, limit) not in formats:
                 formats[own.model, limit] = _format(Path(own.model), limit)
             if (chat := formats[own.model, limit]) is not None:
@@ -98,7 +97,7 @@ def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
 
 
 def _format(place: Path, limit: int | None) -> Any:
-    """The `ChatFormat` of a model's folder, None for a GGUF file, whose vocabulary takes long to read."""
+    """The `ChatFormat` of a model's folder, None for a GGUF file, whose vocabulary is slow to read."""
     from nip_ray.serving.chat_format import load_format
     from nip_ray.serving.model_folder import check_architecture, context_of
 

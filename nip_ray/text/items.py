@@ -1,4 +1,4 @@
-"""The items of a run: made or loaded once, then kept in its folder, so that a resumed run has the very same."""
+"""The items of a run: made or loaded once, then stored in its folder, so that a resumed run has the same."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from nip_ray.storage.folder import read_lines, write_lines
 
 
 def stored_items(run_dir: Path, kind: LanguageScenarioKind) -> dict[str, list[Any]] | None:
-    """The items that a run keeps, None before it does. kind: of its scenario. Raises UserError when a file is
-    damaged."""
+    """The items stored in a run, None if there are none yet. kind: of its scenario. Raises UserError for damaged
+    files."""
     files = {split: _file(run_dir, split) for split in SPLITS}
     if not all(file.is_file() for file in files.values()):
         return None
@@ -21,7 +21,7 @@ def stored_items(run_dir: Path, kind: LanguageScenarioKind) -> dict[str, list[An
 
 
 def store_items(run_dir: Path, items: dict[str, list[Any]], kind: LanguageScenarioKind) -> None:
-    """Keep the items with the run."""
+    """Store the items in the run folder."""
     for split, found in items.items():
         write_lines(_file(run_dir, split), map(kind.write_item, found))
 

@@ -1,14 +1,14 @@
-"""Fine-tuning jobs, each made exactly once: their journal, what is done with it, and what it says that they have cost.
+"""Fine-tuning jobs, each made exactly once: their journal, the procedure, and their costs.
 
 Decisions that matter here (of the journal):
-- one entry is one line of JSON, put at the end by a single write and fsynced before `append` returns: once an entry is
-  acted upon, it is on disk;
-- a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where
-  blocks never reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never
+- one entry is one line of JSON, appended by a single write and fsynced before `append` returns, so an entry is on disk
+  before it is acted upon;
+- a kill or a power failure can damage only the last line. Such a line has no line break at its end, or zeros in it
+  where blocks never reached the disk; it was never acted upon, and is ignored. Any other damage is reported, never
   guessed at;
 - every line carries the format version and a CRC-32 of its entry;
 - one writer at a time; readers need no lock (`read_journal`);
-- after a write that failed nothing more is written: what the disk then holds is known only to who opens the file again.
+- after a failed write nothing more is written: only reopening the file shows what is on disk.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ VERSION = 1
 """The format of every line."""
 
 Entry = dict[str, Any]
-"""What was appended: "kind" and the fields given with it."""
+"""An entry: "kind" and the fields given with it."""
 
 
 class Journal:
-    """The journal at `path`, opened for writing and made when missing. Safe to use from several threads.
+    """The journal at `path`, opened for writing, created if missing. Safe to use from several threads.
 
     Raises UserError when the file is damaged, of a newer version, cannot be opened, or is open for writing elsewhere.
     """
@@ -57,12 +57,11 @@ class Journal:
     def append(self, kind: str, /, **fields: Any) -> Entry:
         """Add an entry; it is on disk when this returns. `fields` are plain JSON values.
 
-        Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is
-        closed.
+        Raises UserError when it cannot be written, and for every later call; RuntimeError when it is closed.
         """
         line = sealed({"kind": kind, **fields}, VERSION)
         with self._guard:
-            if self._failed is not None:  # whoever shares it learns the reason, not that it is closed
+            if self._failed is not None:  # other users of the object learn the reason, not that it is closed
                 raise UserError(*self._failed.args)
             try:
                 self._file.append(line)
@@ -76,18 +75,18 @@ class Journal:
         return entry
 
     def entries(self, kind: str | None = None, /, **fields: Any) -> Iterator[Entry]:
-        """The entries of this kind (none: of any) whose fields have these values, the oldest first."""
+        """The entries of this kind (None: any) with these field values, oldest first."""
         for entry in tuple(self._entries):
             if kind in (None, entry["kind"]) and all(entry.get(name) == value for name, value in fields.items()):
                 yield entry
 
     def last(self, kind: str | None = None, /, **fields: Any) -> Entry | None:
-        """The newest such entry."""
+        """The newest entry of this kind (None: any) with these field values."""
         found = list(self.entries(kind, **fields))
         return found[-1] if found else None
 
     def close(self) -> None:
-        """Close the file and give the lock back. May be called again."""
+        """Close the file and release the lock. May be called again."""
         with self._guard:
             self._file.close()
 
@@ -101,13 +100,13 @@ class Journal:
 
 
 def read_journal(path: Path | str) -> list[Entry]:
-    """All entries of a journal that another process may be writing, none when it is missing. Raises UserError when it
+    """All entries of a journal, also one that another process is writing; none if it is missing. Raises UserError if it
     is damaged."""
     return _read(Path(path))[0]
 
 
 def _read(path: Path) -> tuple[list[Entry], int]:
-    """The entries, and the length in bytes of the whole lines that hold them."""
+    """The entries, and the length in bytes of the complete lines."""
     lines = lines_of(path)
     if lines and (not lines[-1].endswith(b"\n") or b"\0" in lines[-1]):
         lines.pop()
@@ -123,52 +122,41 @@ def _parse(line: bytes, where: str) -> Entry:
     except ValueError:
         pass
     raise UserError(
-        f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were"
-        " paid for"
+        f"{where} is damaged; restore the file from a copy, or check it by hand: it lists the jobs that were paid for"
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# `ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
-#
-# - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the
-# journal says what
-#   we were about to do with it: so who comes after a crash can ask whether it was done;
-# - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us
-# in doubt: the
-#   provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
-# - who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the
-# request began: it
+# ----------------------------------------------------------------------------------------------------------------------
+# `ensure_job`: a fine-tuning job made exactly once, in spite of kills, lost answers and delays.
+# - a job's key depends on its purpose alone (`job_key`). The provider stores the key with the job, and the journal
+#   records the intent, so a resumed process can query whether it was made;
+# - look first, create later. A job with the key is adopted. After a creation request without a clear answer, the
+#   provider is queried for the key until `backend.doubt_s` have passed, and only then the job is made again;
+# - after a kill the time of the lost connection is unknown, and the clock may have been set since, so a resumed process
 #   counts that time from its own start;
-# - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up
-# once more after
-# the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A
-# provider may
-#   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
-# - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever
-# resumes; until then
-#   the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
-# - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence
-# another key, and is
-#   made by who resumes (`next_attempt`).
-#
-# The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation),
-# refused (it was not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key),
-# duplicate_over (how that ended), final (how the job ended). Times are seconds since 1970, by our clock.
+# - no provider can be trusted to create only once (a proxy may deliver twice). So the key is looked up once more after
+#   the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, recorded and
+#   billed. The provider has `CANCEL_S` to cancel; a job that has not ended by then counts at its worst case;
+# - a provider may report "succeeded" before it can name the model. It is queried again for `NAMELESS_S`, and on
+#   resuming; until then the job does not count as over. The same holds for an unknown status, for `UNKNOWN_S`;
+# - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt with another
+#   key, made on resuming (`next_attempt`).
+# The journal's entries, all with "key": intent (purpose, and maximum cost), submit (before the creation request),
+# refused (not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over
+# (how that ended), final (how the job ended). Times are seconds since 1970, by our clock.
 
-_MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
-_PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
+_MAX_DOUBTS = 10  # requests without a clear answer in one process before the provider counts as broken
+_PATIENCE_S = 26 * 3600.0  # for a busy provider: a daily limit is over after a day
 NAMELESS_S = 300.0
-"""For so long a provider is asked for the model of a job that succeeded."""
+"""Seconds for which a provider is queried for the model of a job that succeeded."""
 UNKNOWN_S = 3600.0
-"""For so long a job is waited for whose status is not known here."""
+"""Seconds to wait for a job with an unknown status."""
 CANCEL_S = 300.0
-"""For so long a job that was cancelled may keep running."""
+"""Seconds for which a cancelled job may keep running."""
 
 
 class Busy(InDoubt):
-    """The provider said clearly that it created nothing, and to come back: a rate or daily limit. wait_s: its own
-    proposal, or none."""
+    """The provider created nothing and asked to come back: a rate or daily limit. wait_s: its own proposal, or None."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -176,8 +164,7 @@ class Busy(InDoubt):
 
 
 def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method, model: str, attempt: int = 0) -> str:
-    """64 hex digits that name a job by what it is for. attempt: 0, and one more for each time that it failed
-    (`next_attempt`)."""
+    """64 hex digits that identify a job by its purpose. attempt: 0, and one more for each failure (`next_attempt`)."""
     parts = {
         "run_id": run_id,
         "iteration": iteration,
@@ -191,8 +178,7 @@ def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method
 
 
 def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
-    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's
-    key.
+    """The first attempt, from 0, whose job is not failed or cancelled in the journal; `key_of` gives an attempt's key.
 
     The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a
     resume.
@@ -206,10 +192,10 @@ def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
 async def ensure_job(
     backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str
 ) -> FineTuneJob:
-    """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
+    """The one job with `spec.key`: found, or created. It may already be over; see `await_job`.
 
     data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `worst_of(spec)` set aside.
-    Raises what the backend raises, TrainingError when creating stays unclear.
+    Raises the backend's errors, and TrainingError if creation stays unclear.
     """
     key = spec.key
     known = ended(journal, key)
@@ -233,11 +219,11 @@ async def ensure_job(
 
 
 async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
-    """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
+    """The job once it has succeeded, with the model and, if the provider reports them, the billed tokens.
 
     Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was
-    cancelled, when it succeeded and the provider names no model for `NAMELESS_S`, and when its status is not known here
-    for `UNKNOWN_S`.
+    cancelled, when it succeeded and the provider names no model for `NAMELESS_S`, and when its status is unknown for
+    `UNKNOWN_S`.
     """
     key = job.key
     known = ended(journal, key)
@@ -268,14 +254,14 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
 
 
 async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
-    """The job once it is over and, where it succeeded, its model is known."""
+    """The job once it is over and, if it succeeded, its model is known."""
     doubt, ends = None, 0.0
     while job.status not in FINAL or (job.status == "succeeded" and job.model is None):
         before, doubt = doubt, None
         if job.status in FINAL:
             doubt = (NAMELESS_S, "succeeded, but the provider has named no model")
         elif job.unknown is not None:
-            doubt = (UNKNOWN_S, f"has been {job.unknown!r}, which is no status that is known here,")
+            doubt = (UNKNOWN_S, f"has been {job.unknown!r}, which is an unknown status,")
         if doubt is not None:
             ends = ends if doubt == before else time.monotonic() + doubt[0]
             if time.monotonic() >= ends:
@@ -288,7 +274,7 @@ async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
 
 
 def ended(journal: Journal, key: str) -> FineTuneJob | None:
-    """The job as the journal has it, once it was over."""
+    """The finished job, by the journal."""
     final = journal.last("final", key=key)
     if final is None or (final["status"] == "succeeded" and final["model"] is None):
         return None
@@ -296,7 +282,7 @@ def ended(journal: Journal, key: str) -> FineTuneJob | None:
 
 
 def _rest_of_doubt(journal: Journal, key: str, doubt_s: float) -> float:
-    """For how many seconds more a job may appear that was asked for before this process began."""
+    """Seconds for which a job may still appear that was requested before this process began."""
     last = None
     for entry in journal.entries(key=key):
         last = entry if entry["kind"] in ("submit", "refused", "in_doubt") else last
@@ -304,7 +290,7 @@ def _rest_of_doubt(journal: Journal, key: str, doubt_s: float) -> float:
 
 
 async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: float) -> FineTuneJob | None:
-    """Adopt a job with this key, asking again and again until `wait_s` have passed; the last look comes after that."""
+    """Adopt a job with this key, polling until `wait_s` have passed, with a last look after that."""
     ends, pause = time.monotonic() + wait_s, min(0.25, wait_s / 8)
     while True:
         is_last = time.monotonic() >= ends
@@ -316,8 +302,7 @@ async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: flo
 
 
 async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: bool) -> FineTuneJob | None:
-    """The job with this key: the one in the journal, else the oldest that is alive, else the oldest. Others are
-    cancelled."""
+    """The job with this key: the one in the journal, else the oldest alive, else the oldest. Others are cancelled."""
     found = await backend.find(key)
     known = journal.last("job", key=key)
     if known is not None:
@@ -339,8 +324,7 @@ async def _cancel_others(
     found: list[FineTuneJob] | None = None,
     last: bool = False,
 ) -> bool:
-    """Cancel the other jobs with this key; whether some keep running. found: all that there are. last: nobody will look
-    again."""
+    """Cancel the other jobs with this key; return True if some keep running. found: all jobs. last: no later look."""
     go_on = False
     for job in await backend.find(key) if found is None else found:
         if job.id == kept:
@@ -352,7 +336,7 @@ async def _cancel_others(
         over = job if job.status in FINAL else await backend.cancel(job.id)
         if over.status not in FINAL and not last:
             go_on = True
-            continue  # it is looked at again at the end
+            continue  # looked at again at the end
         journal.append(
             "duplicate_over",
             key=key,
@@ -376,7 +360,7 @@ async def _cancel_others(
 
 
 async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
-    """Ask for creation until it is clear that there is a job."""
+    """Request creation until a job certainly exists."""
     doubts, refusals, patience_ends = 0, 0, time.monotonic() + _PATIENCE_S
     while True:
         job, wait_s = await _submit(backend, journal, spec, file_id)
@@ -402,8 +386,7 @@ async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
 async def _submit(
     backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str
 ) -> tuple[FineTuneJob | None, float | None]:
-    """One request. (job, None), or (None, None) in doubt, or (None, seconds to wait) when it is clear that none was
-    made."""
+    """One request. (job, None), (None, None) in doubt, or (None, seconds to wait) if certainly none was created."""
     key = spec.key
     journal.append("submit", key=key, file=file_id, at=time.time())
     try:
@@ -414,7 +397,7 @@ async def _submit(
     except InDoubt as doubt:
         journal.append("in_doubt", key=key, at=time.time(), reason=str(doubt))
         return None, None
-    # of any other exception nobody knows what it means: the request stays open, as after a kill
+    # any other exception has no known meaning: the request stays open, as after a kill
     except UserError as error:
         journal.append("refused", key=key, at=time.time(), reason=str(error))
         raise
@@ -423,23 +406,19 @@ async def _submit(
     return replace(job, key=key), None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What fine-tuning jobs have cost: a function of their journal, as `nip_ray.text.dialogues.records.total` is of the
-# records of calls.
-#
-# - a job costs the tokens that the provider says it trained on, at the price that its intent states. A job that
-# succeeded and whose
-#   provider does not say may have cost its worst case, which is booked as uncertain;
-# - a failed job is free unless the provider counts tokens for it; so is one that was cancelled before it ran. One that
-# was cancelled later
-#   may have cost its worst case;
-# - a duplicate (see `nip_ray.text.jobs`) that was over before it could be cancelled is billed like any other job;
-# - a job that was asked for and is not known to be over may cost its worst case (`under_way`).
+# ----------------------------------------------------------------------------------------------------------------------
+# The cost of fine-tuning jobs: a function of their journal, as `nip_ray.text.dialogues.records.total` is for calls.
+# - a job costs the provider's count of trained tokens at the price in its intent. A succeeded job without a count may
+#   have cost its worst case, which is booked as uncertain;
+# - a failed job is free unless the provider counts tokens for it; so is one cancelled before it ran. One cancelled
+#   later may have cost its worst case;
+# - a duplicate that was over before it could be cancelled is billed like any other job;
+# - a requested job that is not known to be over may cost its worst case (`under_way`).
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What one job cost. key: what it was made for. id: the provider's."""
+    """The cost of one job. key: its purpose. id: the provider's."""
 
     key: str
     id: str
@@ -447,7 +426,7 @@ class Bill:
 
 
 def bills(entries: Iterable[Entry]) -> list[Bill]:
-    """Of every job that is over, by the journal."""
+    """The bills of all jobs that are over, by the journal."""
     intents: dict[str, Entry] = {}
     found: dict[str, Bill] = {}
     for entry in entries:
@@ -459,7 +438,7 @@ def bills(entries: Iterable[Entry]) -> list[Bill]:
 
 
 def under_way(entries: Iterable[Entry]) -> Amount:
-    """What jobs that were asked for (or made besides), and are not known to be over or refused, can cost at most."""
+    """The maximum cost of requested or duplicate jobs that are not known to be over or refused."""
     intents: dict[str, Entry] = {}
     is_open: dict[str, Entry] = {}
     for entry in entries:
@@ -474,12 +453,12 @@ def under_way(entries: Iterable[Entry]) -> Amount:
 
 
 def worst(intent: Entry) -> Amount:
-    """What the job of this intent can cost at most."""
+    """The maximum cost of the job of this intent."""
     return Amount(intent["worst_tokens"] * intent["token_pusd"], intent["worst_tokens"])
 
 
 def worst_of(spec: FineTuneSpec) -> Amount:
-    """What a job that is to be made can cost at most."""
+    """The maximum cost of a job before it is created."""
     return Amount(spec.worst_tokens * spec.token_pusd, spec.worst_tokens)
 
 

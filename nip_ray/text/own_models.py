@@ -1,5 +1,4 @@
-"""The models that a run of language agents has made, or was made with, answering in this process: without Ray, and
-without records."""
+"""The models that a run of language agents made or started from, answering in this process: without Ray and records."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ class OwnChat(LocalChat):
     """A run's local models, by an engine of this process."""
 
     def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
-        """Nothing is loaded before it is asked for."""
+        """Models are loaded on first use."""
         import torch
 
         torch.set_num_threads(settings.threads)
@@ -37,8 +36,7 @@ class OwnChat(LocalChat):
 def own_clients(
     config: TextExperimentConfig, run_dir: Path, models: Mapping[str, str], agents: Iterable[str]
 ) -> dict[str, AgentClient]:
-    """Agent -> its client, of these agents; whoever asked closes those of `clients_of`. models: group -> the model that
-    speaks for it.
+    """Agent -> its client, for these agents; the caller closes the clients (`clients_of`). models: group -> its model.
 
     Hosted providers are paid, within the config's budget. Raises UserError for a missing key or library.
     """

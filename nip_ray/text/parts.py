@@ -1,16 +1,15 @@
-"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs; and where it
-stands (`TextState`).
+"""Parts of a run of language agents: scenario, items, providers, budget, journal of jobs; and its state (`TextState`).
 
 Decisions that matter here:
-- `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider
-  whether it will do what is wanted, before a run folder is made and before anything is paid for;
+- `prepare` reads all user input (plugins, prompts, data) and `check_providers` queries every hosted provider for the
+  required abilities, before a run folder is made and before anything is paid for;
 - with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the
-  driver makes;
-- in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's
-  own;
-- a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
-  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want
-  room of their own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
+  driver creates;
+- in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are per
+  run;
+- a trial's actors can only use the trial's own resources (Ray puts them into its placement group), so
+  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they need
+  extra room, and would wait forever with trials that fill a cluster. So in a trial one process fine-tunes.
 """
 
 import asyncio
@@ -55,15 +54,15 @@ from nip_ray.text.written_models import refuse_wordless, write_models
 
 STATE = "state.json"
 ROLES = "roles.json"
-"""Which of a protocol's roles the episodes of an attack draw; runs that draw all of them have no such file."""
+"""The roles that the episodes of an attack draw; runs that draw all have no such file."""
 Stage = Literal["format_warmup", "sample", "log", "test", "create_jobs", "await_jobs"]
 STAGES: tuple[Stage, ...] = ("format_warmup", "sample", "log", "test", "create_jobs", "await_jobs")
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what
-    it was after the format warm-up. model: what speaks for it now.
+    """A group of agents with one model. base: the start of a fine-tuning from scratch: the config's model, or the one
+    after the format warm-up. model: the current one.
 
     job_key: of the fine-tuning under way (None: none); the journal of jobs has the rest.
     """
@@ -75,12 +74,11 @@ class GroupState:
 
 @dataclass(frozen=True)
 class TextState:
-    """Where a run stands: `state.json`, written in one step after every stage.
+    """The state of a run: `state.json`, written in one step after every stage.
 
-    iteration, stage: to be done next (iterations count from 0); `over` once there is none. groups: for each, its model,
-    and the job that is under way. history: for each iteration whose row is written: group -> the model that it sampled
-    with. run_id: random, made once: part of the keys of all calls and jobs, so that two runs of one config never share
-    any.
+    iteration, stage: the next to do (iterations count from 0); `over` once there is none. groups: for each, its model,
+    and the job under way. history: for each iteration whose row is written: group -> the model that it sampled with.
+    run_id: random, made once: part of the keys of all calls and jobs, so that two runs of one config never share any.
     """
 
     run_id: str
@@ -95,17 +93,17 @@ class TextState:
         return replace(self, groups={**self.groups, name: replace(self.groups[name], **changes)})
 
     def models(self) -> dict[str, str]:
-        """Group -> the model that speaks for it now."""
+        """Group -> its current model."""
         return {name: group.model for name, group in self.groups.items()}
 
 
 def first_state(bases: Mapping[str, str]) -> TextState:
-    """Before anything was done. bases: group -> the config's model."""
+    """The initial state. bases: group -> the config's model."""
     return TextState(uuid.uuid4().hex, {name: GroupState(base, base) for name, base in bases.items()})
 
 
 def save_state(folder: RunFolder, state: TextState) -> None:
-    """Put `state` into the run folder, in one step."""
+    """Write `state` to the run folder, in one step."""
     content = asdict(state)
     folder.write_json(STATE, {"state": content, "sha256": checksum(content)})
 
@@ -118,7 +116,7 @@ def load_state(folder: RunFolder) -> TextState:
         raise UserError(f"{folder.path / STATE} is damaged: its checksum is another; go back to a copy of the folder")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
-        # as runs of the version before call it
+        # the name in the previous version
         stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])
         state = TextState(**{**found, "stage": stage, "groups": groups, "history": tuple(found["history"])})
     except (KeyError, TypeError, AttributeError) as error:
@@ -130,20 +128,19 @@ def load_state(folder: RunFolder) -> TextState:
     return state
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Everything a run of language agents works with: what is read (`Prepared`) and what is open (`Parts`).
+# ----------------------------------------------------------------------------------------------------------------------
+# The parts of a run of language agents: read (`Prepared`) and open (`Parts`).
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
-"""Abilities of providers, as far as they were asked."""
+"""Abilities of providers that were queried."""
 _BYTES_PER_TOKEN = 3
 
 
 @dataclass(frozen=True)
 class Prepared:
     """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the
-    protocol's. speakers: of whom one has a turn in each episode, () for anybody.
-    """
+    protocol's. speakers: one of these has a turn in each episode, () for any."""
 
     kind: LanguageScenarioKind
     scenario: LanguageScenario
@@ -163,7 +160,7 @@ class Prepared:
 
 
 def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepared:
-    """Read everything. run_dir: of a run that has its items already. Raises UserError for what cannot be used."""
+    """Read everything. run_dir: of a run that already has its items. Raises UserError for unusable input."""
     import_plugins(config.plugins)
     kind = language_kind(config.scenario)
     scenario = kind.build(from_settings(config.protocol), config.scenario)
@@ -190,12 +187,12 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
 
 
 def store_roles(folder: RunFolder, roles: Sequence[str], speakers: Sequence[str]) -> None:
-    """Keep the roles that the episodes of a run draw, and of whom one has a turn in each, for whoever continues it."""
+    """Store the roles that a run's episodes draw, and the speakers of which one has a turn in each, for resuming."""
     folder.write_json(ROLES, {"roles": list(roles), "speakers": list(speakers)})
 
 
 def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageScenarioKind) -> None:
-    """Raise UserError for an item, of a file or of a scenario of one's own, whose text no file or request can hold."""
+    """Raise UserError for an item, from a file or a custom scenario, with text that no file or request can hold."""
     for split, item in ((split, item) for split, found in items.items() for item in found):
         try:
             json.dumps(kind.write_item(item), ensure_ascii=False, default=str).encode()
@@ -207,7 +204,7 @@ def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageSc
 
 
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
-    """Raise UserError where an agent learns from what it draws, and its replies are held to a schema."""
+    """Raise UserError if an agent learns from sampled tokens and its replies are held to a schema."""
     for agent, own in language_agents(config).items():
         if learns_from_tokens(config) and not own.frozen and scenario.reply_schema(agent) is not None:
             raise UserError(
@@ -217,8 +214,7 @@ def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> 
 
 
 def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, item: Any) -> None:
-    """Raise UserError where the warm-up is to show the scenario's own examples, and the scenario has none. item:
-    any."""
+    """Raise UserError if the warm-up needs the scenario's own examples, and the scenario has none. item: any."""
     rule = config.algorithm
     steps = rule.format_warmup if isinstance(rule, TextTrainingSettings) else rule.warmup_steps
     asked = rule.warmup_agents
@@ -232,14 +228,14 @@ def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, it
 
 
 class Parts:
-    """See the top of this file. budget: what calls and jobs are paid from. `close` gives everything back."""
+    """The open parts of a run; see the module. budget: pays for calls and jobs. `close` releases everything."""
 
     def __init__(
         self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False
     ) -> None:
         """in_trial: other runs on this Ray may have the same keys.
 
-        Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
+        Starts Ray if actors are needed. Raises UserError for missing keys and libraries.
         """
         self.config, self.run_dir = config, folder.path
         self.kind, self.scenario, self.items, self.drawn = (
@@ -267,7 +263,7 @@ class Parts:
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
-    # ----------------------------------------------------------------------------------------------------------- talk
+    # ------------------------------------------------------------------------------------------------------------- talk
 
     async def play(
         self,
@@ -277,10 +273,9 @@ class Parts:
         num_responses: int | None = None,
         progress: Progress | None = None,
     ) -> list[Any]:
-        """One dialogue for each task, with `num_responses` one tree (`Node`). models: group -> the model that speaks
-        for it.
+        """One dialogue for each task, with `num_responses` one tree (`Node`). models: group -> its model.
 
-        Raises what clients raise.
+        Raises the clients' errors.
         """
         if self._workers is not None:
             return await self._workers.hold(models, context, tasks, num_responses, progress)
@@ -290,22 +285,22 @@ class Parts:
                 return await runner.dialogues(tasks, progress)
             return await runner.trees(tasks, num_responses, progress)
 
-    # ---------------------------------------------------------------------------------------------------------- money
+    # ------------------------------------------------------------------------------------------------------------ money
 
     def spending(self) -> Spending:
-        """The run's cost so far; what jobs under way can cost is uncertain."""
+        """The run's cost so far; the possible cost of jobs under way is uncertain."""
         found = self.budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found
 
     def new_bills(self, key: str) -> Spending:
-        """The cost of the jobs with this key that was not booked yet; from now on it counts as booked."""
+        """The cost of the jobs with this key that was not booked yet; it counts as booked from now on."""
         new = [bill for bill in bills(self.journal.entries()) if bill.key == key and bill.id not in self._booked]
         self._booked |= {bill.id for bill in new}
         return sum_of(bill.spending for bill in new)
 
     def training_price(self, group: str, model: str) -> int:
-        """Picodollars per token that `model` is trained on."""
+        """Picodollars per token for training `model`."""
         return (
             price_list(self.config.providers[self._provider_of(group)], self.config.budget.usd is not None)
             .of(model)
@@ -313,11 +308,11 @@ class Parts:
         )
 
     def count_tokens(self, group: str, data: bytes, method: Method) -> int:
-        """About how many tokens an epoch on a fine-tuning file is billed for, more rather than fewer."""
+        """Approximate billed tokens of an epoch on a fine-tuning file, rather too many than too few."""
         passes = self.config.providers[self._provider_of(group)].dpo_passes if method == "dpo" else 1
         return math.ceil(len(data) / _BYTES_PER_TOKEN) * passes
 
-    # ----------------------------------------------------------------------------------------------------------- jobs
+    # ------------------------------------------------------------------------------------------------------------- jobs
 
     def backend(self, group: str) -> FineTuneBackend:
         """The backend that fine-tunes the model of `group`. Raises UserError for a missing key or library."""
@@ -332,7 +327,7 @@ class Parts:
         return language_agents(self.config)[groups(self.config)[group][0]].provider
 
     async def close(self) -> None:
-        """Give connections, actors and files back."""
+        """Close connections, actors and files."""
         self.journal.close()
         await asyncio.gather(*(backend.close() for backend in self._backends.values()))
         if self._workers is not None:
@@ -341,11 +336,10 @@ class Parts:
 
 
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
-    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything
-    is paid for.
+    """Query every hosted provider for its models and methods. Raises UserError for missing ones, before any payment.
 
-    known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it
-    has to refuse.
+    known: results of earlier checks, which are not repeated: a method is checked by a job that the provider has to
+    refuse.
     """
     settings, found = language_agents(config), list(known)
     methods: list[Method] = []
@@ -359,7 +353,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
                 provider, name, Path(folder), max_in_flight=config.talk.max_in_flight, budget=Budget(config.budget)
             )
             make = provider_of(provider).chat
-            assert make is not None  # somebody answers for a hosted provider
+            assert make is not None  # hosted providers have one
             client = make(connection)
             tuned = sorted(_to_be_tuned(config, name))
             backend = fine_tune_backend(connection) if provider.can_fine_tune and tuned else None
@@ -381,7 +375,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
 
 
 def known_abilities(path: Path) -> list[str]:
-    """Results of `check_providers` from `store_abilities`; none where the file cannot be read."""
+    """Results of `check_providers` from `store_abilities`; none if the file cannot be read."""
     try:
         found = json.loads(path.read_bytes())["abilities"]
         return [str(ability) for ability in found]
@@ -390,7 +384,7 @@ def known_abilities(path: Path) -> list[str]:
 
 
 def store_abilities(path: Path, abilities: Sequence[str]) -> None:
-    """Keep them at `path`; without any no file is made."""
+    """Store them at `path`; without any no file is made."""
     if abilities:
         write_document(path, {"abilities": list(abilities)})
 
@@ -411,12 +405,12 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
 
 
 def spent_before(run_dir: Path, journal: Sequence[Entry]) -> Spending:
-    """The cost of a run so far: its recorded calls, and the jobs of its journal that are over."""
+    """The cost of a run so far: its recorded calls, and the finished jobs of its journal."""
     return sum_of([total(run_dir), *(bill.spending for bill in bills(journal))])
 
 
 def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
-    """`state`, begun with the models of the config's base run. Raises UserError when that run has none for a group."""
+    """`state`, starting from the models of the config's base run. Raises UserError if that run has none for a group."""
     base = config.base_run
     if base is None:
         return state
@@ -426,8 +420,7 @@ def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
 
 
 def with_base_models(config: TextExperimentConfig, state: TextState) -> TextState:
-    """`state` with the models of the base run's iteration of the same number. Raises UserError when it did not get
-    there."""
+    """`state` with the models of the base run's iteration of the same number. Raises UserError if there is none."""
     run_dir = "" if config.base_run is None else config.base_run.run_dir
     history = _other(run_dir).history
     if not history:
@@ -436,7 +429,7 @@ def with_base_models(config: TextExperimentConfig, state: TextState) -> TextStat
             " of its end), use models, or name a run of expert iteration or malt that was tested"
         )
     if state.iteration >= len(history):
-        raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; ask for at most that")
+        raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; use at most that")
     return _with_models(config, state, history[state.iteration], run_dir)
 
 
@@ -446,7 +439,7 @@ def _other(run_dir: str) -> TextState:
 
 
 def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping[str, str], run_dir: str) -> TextState:
-    """Models of this cluster by their folders in the other run's."""
+    """Local models by their folders in the other run."""
     members = groups(config)
     for group in state.groups:
         if group not in models:
@@ -462,8 +455,8 @@ def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping
 
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Actors started by those of these providers that have some, until the end; Ray is started or joined where that or
-    rollout workers need it.
+    """Actors of those of these providers that have some, until the end; Ray is started or joined if they or rollout
+    workers need it.
 
     Raises UserError for missing libraries.
     """
@@ -491,7 +484,7 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
 def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
     import ray
 
-    if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
+    if not ray.is_initialized():  # a trial outside of Tune, alone in its process
         return {}
     limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
     return {

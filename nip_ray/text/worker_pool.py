@@ -1,5 +1,4 @@
-"""`WorkerPool`: Ray actors that hold dialogues; parts of the work are handed out to them, and again when their worker
-dies."""
+"""`WorkerPool`: Ray actors that hold dialogues; work is distributed in parts, and reassigned when a worker dies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,13 +14,13 @@ from nip_ray.errors import TrainingError
 from nip_ray.serving.host import as_ours
 
 MAX_DEATHS = 5
-"""Of the workers that were given one part, after which the work fails."""
+"""Maximum deaths of workers with the same part, after which the work fails."""
 RESTART_TRIES, RESTART_S = 300, 1.0
-"""Tries, and seconds before each, to reach a worker that is being made again."""
+"""Tries, and seconds before each, to reach a restarting worker."""
 
 Part = TypeVar("Part")
 Call = Callable[[Any], Awaitable[Any]]
-"""From an actor's handle to what it was asked."""
+"""A call on an actor's handle."""
 
 
 class WorkerPool:
@@ -30,7 +29,7 @@ class WorkerPool:
     def __init__(
         self, kind: type, options: Mapping[str, Any], arguments: Sequence[tuple[Any, ...]], hang_timeout_s: float
     ) -> None:
-        """kind: of the actors. options: what Ray is to give each. arguments: of each actor."""
+        """kind: of the actors. options: Ray's, for each. arguments: of each actor."""
         make = watchable(kind).options(**options, max_restarts=-1)
         self.actors = [make.remote(*given) for given in arguments]
         named = {f"rollout worker {number}": actor for number, actor in enumerate(self.actors)}
@@ -42,11 +41,10 @@ class WorkerPool:
         over: Callable[[Mapping[int, Any]], None] | None = None,
         died: Callable[[int], Awaitable[None]] | None = None,
     ) -> list[Any]:
-        """The results of these calls, in their order; each is made by the first worker that is free.
+        """The results of these calls, in order; each runs on the first free worker.
 
-        over: is told of the results so far. died: is awaited with the number of a worker that died. Raises what a call
-        raises, and TrainingError where workers die again and again at the same call, once the calls on their way are
-        over.
+        over: called with the results so far. died: awaited with the number of a dead worker. Raises a call's errors,
+        and TrainingError if workers die repeatedly at the same call, once the calls in flight are over.
         """
         waiting, made = list(enumerate(calls)), dict[int, Any]()
 
@@ -88,20 +86,20 @@ class WorkerPool:
         )
 
     async def _back(self, number: int) -> None:
-        """Until a worker that died is made again: before, it may refuse calls at once."""
+        """Wait until a dead worker has restarted: before, it may refuse calls at once."""
         for _ in range(RESTART_TRIES):
             try:
                 await self.actors[number].__ray_ready__.remote()
             except ActorUnavailableError:
                 await asyncio.sleep(RESTART_S)
                 continue
-            except RayActorError:  # it cannot be made, or died again; who asks it next is told
+            except RayActorError:  # it cannot be restarted, or died again; the next call raises
                 pass
             return
 
 
 def parts_of(tasks: Sequence[Part], count: int, size: int = 1) -> list[list[Part]]:
-    """At most `count` runs of consecutive tasks, about equally long, that keep `size` tasks together."""
+    """At most `count` runs of consecutive tasks, of about equal length, that keep `size` tasks together."""
     units = -(-len(tasks) // size)
     ends = [size * (units * part // count) for part in range(count + 1)]
     return [list(tasks[begin:end]) for begin, end in pairwise(ends) if end > begin]

@@ -1,5 +1,5 @@
-"""Models that a run writes into its own folder before it begins: those called `words` (`nip_ray.serving.word_model`),
-and those in GGUF files, converted."""
+"""Models that a run writes to its folder before it starts: those named `words` (`nip_ray.serving.word_model`), and
+converted GGUF files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from nip_ray.storage.model_files import gguf_in
 
 
 def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
-    """Raise UserError where an agent's model is to be made of the words of a scenario that does not list them."""
+    """Raise UserError if an agent's model is `words` and the scenario does not list its words."""
     for agent, model, *_ in _local(config) if not scenario.words else ():
         if model == WORDS:
             raise UserError(
@@ -23,8 +23,8 @@ def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) ->
 
 
 def write_models(config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path) -> None:
-    """Write each provider's into its folder of the run, where it finds models by name; one that is there stays as it
-    is. Raises UserError for a GGUF file that cannot be read."""
+    """Write each provider's models to its folder of the run, which serves them by name; existing ones stay. Raises
+    UserError for a GGUF file that cannot be read."""
     for _, model, provider, settings in _local(config):
         if model == WORDS:
             from nip_ray.serving.word_model import save_word_model
@@ -38,7 +38,7 @@ def write_models(config: TextExperimentConfig, scenario: LanguageScenario, run_d
 
 
 def _local(config: TextExperimentConfig) -> Iterator[tuple[str, str, str, LocalProvider]]:
-    """(agent, its model, its provider and that one's settings), for agents whose provider is local."""
+    """(agent, its model, its provider and its settings), for agents with local providers."""
     for agent, own in language_agents(config).items():
         provider = config.providers[own.provider]
         if isinstance(provider, LocalProvider):

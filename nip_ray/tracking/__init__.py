@@ -1,12 +1,10 @@
-"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an
-object store, metrics of Ray.
+"""Trackers of metrics and files: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an object store, Ray's metrics.
 
 Decisions that matter here:
-- all enabled trackers stand behind one object, which its caller need not guard: a tracker that raises costs one
-  warning, and is told nothing more. What it missed is in the run folder all the same;
-- what can be known before training to be wrong with the settings (no library, no key) is a user's mistake and is
-  refused by `check_trackers`. What only shows itself later (no network, a full disk) is the tracker's failure, never
-  the run's;
+- all enabled trackers are behind one object, which its caller need not guard: a tracker that raises costs one warning,
+  and is not called again. The run folder still has everything;
+- faults of settings that are detectable before training (no library, no key) are the user's mistake and are refused by
+  `check_trackers`. Later failures (no network, a full disk) are the tracker's, never the run's;
 - warnings pass the filter of secrets, since they quote other libraries' errors.
 """
 
@@ -27,8 +25,8 @@ __all__ = ["TRACKERS", "RunInfo", "Tracker", "TrackerKind", "check_trackers", "o
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """enabled: whether the settings ask for it. check: raises UserError where it could not even start. open: begins to
-    track a run."""
+    """enabled: True if the settings enable it. check: raises UserError if it cannot start. open: starts tracking a
+    run."""
 
     enabled: Callable[[TrackingSettings], bool]
     check: Callable[[TrackingSettings], None]
@@ -53,21 +51,21 @@ TRACKERS: dict[str, TrackerKind] = {
     ),
     "ray_metrics": TrackerKind(lambda s: s.ray_metrics, lambda s: None, lambda s, run: ray_metrics.start(run)),
 }
-"""Every tracker by its key under `tracking`. Another one is another entry."""
+"""Every tracker by its key under `tracking`."""
 
 
 def check_trackers(settings: TrackingSettings) -> None:
-    """Call it before a run folder is made. Raises UserError where an enabled tracker lacks its library, or its key."""
+    """Call it before a run folder is made. Raises UserError if an enabled tracker lacks its library, or its key."""
     for kind in TRACKERS.values():
         if kind.enabled(settings):
             kind.check(settings)
 
 
 def open_trackers(settings: TrackingSettings, run: RunInfo) -> Tracker:
-    """All enabled trackers of `run`, as one whose methods raise nothing but UserError, and that only here, as
+    """All enabled trackers of `run`, as one whose methods raise nothing; only this call raises UserError, as
     `check_trackers` does.
 
-    `run.run_dir` exists and has its `config.yaml`. One that fails is named on stderr, once, and left alone.
+    `run.run_dir` exists and has its `config.yaml`. A failing tracker is reported on stderr, once, and then skipped.
     """
     check_trackers(settings)
     opened = {}

@@ -1,4 +1,4 @@
-"""The interface of trackers, which are told of a run's figures and files while it continues."""
+"""The interface of trackers, which receive a run's metrics and files while it continues."""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from nip_ray.storage.folder import json_ready
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Who is running. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if there
-    is one.
+    """The tracked run. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if any.
 
     config: every key of the config, as plain values. resumed_from: the iteration that it continues from (0: a new run).
     """
@@ -26,7 +25,7 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Told of everything once, in order of iterations; a subclass leaves out what it has no use for.
+    """Receives everything once, in order of iterations; a subclass overrides the methods that it needs.
 
     Rows have the keys of docs/metrics.md, flat, with an integer "iteration".
     """
@@ -45,13 +44,13 @@ class Tracker(Protocol):
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float | int | str]:
-    """What a row says, as plain values: truth values as 0 and 1, without keys whose value is None or not finite."""
+    """A row as plain values: booleans as 0 and 1, without keys whose value is None or not finite."""
     plain = json_ready(row)
     return {key: int(value) if isinstance(value, bool) else value for key, value in plain.items() if value is not None}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float | int]:
-    """The same without texts: what can be drawn as a curve."""
+    """The same without texts: values of curves."""
     return {key: value for key, value in values(row).items() if not isinstance(value, str)}
 
 

@@ -1,19 +1,16 @@
-"""An object store: the run folder once more, under `tracking.mirror.url`, from where it can be resumed on another
-machine.
+"""An object store: a copy of the run folder under `tracking.mirror.url`, to resume it on another machine.
 
 Decisions that matter here:
-- what is copied is the state of the folder, not the news: a pass compares what is at home with what is there and makes
-  up for all differences. So passes may fail or be left out; the next one does everything that is missing. One thread
-  does them, one after another;
-- a checkpoint's files are held open before the rows are copied and its manifest goes up last. So pruning cannot take
-  them away, and a finished checkpoint in the mirror has all its rows with it. The `state.json` of a run of language
-  models is treated likewise. What the run pruned goes only after that; what it went back behind goes before, as in
-  `rewind_checkpoints`;
-- unlike other trackers this one is not given up when it fails: it warns once, and tries again every `interval_s`;
-- a copy that is not this run's own is never touched: not another run's of the same name, nor one that another machine
-  has carried further. `.mirror` at home says how far this folder's own copies went;
-- hidden files, links and `wandb/` stay at home: locks, half written files, and what the library of Weights & Biases
-  keeps for itself.
+- the state of the folder is copied, not its changes: a pass compares both sides and copies all differences. So passes
+  may fail or be left out; the next one catches up. One thread does them, one after another;
+- a checkpoint's files are held open before the rows are copied and its manifest is uploaded last. So pruning cannot
+  remove them, and a finished checkpoint in the mirror has all its rows. The `state.json` of a run of language models is
+  treated in the same way. Pruned checkpoints are removed only after that; those that the run went back behind are
+  removed before, as in `rewind_checkpoints`;
+- unlike other trackers this one is not given up when it fails: it warns once, and retries every `interval_s`;
+- a foreign copy is never touched: neither another run's of the same name, nor one that another machine has continued.
+  The local `.mirror` records the progress of this folder's own copies;
+- hidden files, links and `wandb/` are not copied: locks, incomplete files, and the library files of Weights & Biases.
 """
 
 import json
@@ -46,20 +43,19 @@ _LOOKS = 10
 
 
 def check(settings: MirrorSettings) -> None:
-    """Raises UserError where the address is none, has credentials in it, or the installed pyarrow does not know its
-    store."""
+    """Raise UserError for an invalid address, one with credentials, or a store unsupported by the installed pyarrow."""
     check_library(place_of(settings.url or "", KEY), KEY)
 
 
 def start(settings: MirrorSettings, run: RunInfo) -> Tracker:
-    """Begins to copy the run folder, in a thread of its own; nothing here waits for the network."""
+    """Start copying the run folder, in a thread of its own, without waiting for the network."""
     run_dir = Path(os.path.abspath(run.run_dir))
     place = place_of(settings.url or "", KEY).below(run_dir.name)
     return _Mirror(Copier(run_dir, place, run.run_id, run.resumed_from), settings.interval_s)
 
 
 class Mark(NamedTuple):
-    """What tells one state of a file from another."""
+    """Identifies the state of a file."""
 
     size: int
     changed_ns: int
@@ -71,19 +67,18 @@ class Mark(NamedTuple):
 
 
 class NotOurs(Exception):
-    """The mirror belongs to somebody else, in words."""
+    """The mirror belongs to another run or machine; the message says which."""
 
 
 class _Mirror:
-    """Decides when to copy. `_due`: when the next pass begins (None: there is nothing new), by the clock of
-    `time.monotonic`."""
+    """Schedules the copies. `_due`: the time of the next pass (None: there is nothing new), by `time.monotonic`."""
 
     def __init__(self, copier: "Copier", interval_s: float) -> None:
         self._copier, self._interval_s = copier, interval_s
         self._news = threading.Condition()
-        self._due: float | None = time.monotonic()  # at once: what is wrong with a bucket ought to be known early
+        self._due: float | None = time.monotonic()  # at once: report faults of a bucket early
         self._began, self._closing, self._fault = time.monotonic(), False, ""
-        # a hanging store holds up no exit
+        # a hanging store must not delay the exit
         self._thread = threading.Thread(target=self._work, name="nip-ray-mirror", daemon=True)
         self._thread.start()
 
@@ -148,17 +143,16 @@ class _Mirror:
 
 
 class Copier:
-    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the
-    run continues from."""
+    """Synchronises one run folder's copy. run_id: its owner. resumed_from: the iteration it continues from."""
 
     def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
         self.place = place
         self._run_dir, self._run_id, self._resumed_from = run_dir, run_id, resumed_from
 
     def copy(self) -> bool:
-        """One pass. Returns whether the folder changed under it so that another one is due at once.
+        """One pass. Returns True if the folder changed meanwhile so that another one is due at once.
 
-        Raises NotOurs when the copy there is not this run's, anything else when the store, the network or the disk
+        Raises NotOurs when the copy belongs to another run, any other error when the store, the network or the disk
         fails.
         """
         if not (self._run_dir / CONFIG).is_file():
@@ -178,7 +172,7 @@ class Copier:
         for number in behind[1:]:
             with ExitStack() as held:
                 whole &= self._put_checkpoint(number, self._held(finished[number], held))
-        if whole:  # else the newest there may be one of those that are to go
+        if whole:  # else the newest there may be one of those to remove
             self._forget([number for number in by_checkpoint(there) if number not in finished])
             for name in [name for name in there if name not in plain and checkpoint_of(name) is None]:
                 self._remove(name)
@@ -190,7 +184,7 @@ class Copier:
 
     @cached_property
     def _there(self) -> dict[str, Mark | None]:
-        """What the store has, as far as is known: name -> the state of our file that it has (None: anything)."""
+        """The content of the store, as far as known: name -> the state of our file that it has (None: any)."""
         sizes = self._store.files()
         self._refuse_strangers(sizes)
         found: dict[str, Mark | None] = {
@@ -231,8 +225,7 @@ class Copier:
             return None
 
     def _put_checkpoint(self, number: int, files: Mapping[str, BinaryIO] | None) -> bool:
-        """A checkpoint's files, the manifest last; one that it replaces loses its manifest first. False without
-        `files`."""
+        """Upload a checkpoint's files, the manifest last; a replaced one's is removed first. False without `files`."""
         if files is None:
             return False
         manifest = manifest_of(number)
@@ -244,15 +237,15 @@ class Copier:
         return True
 
     def _put_plain(self) -> dict[str, Mark]:
-        """Everything but checkpoints: whose copy it is first, where a run without checkpoints stands last. Returns what
-        there is."""
+        """Upload everything except checkpoints: the owner first, the state of a run without checkpoints last. Returns
+        what is there."""
         with ExitStack() as held:
             state = self._held([STATE], held) or {}  # before the others: they may be newer than it, never older
             plain = _settled(self._run_dir, checkpoints=False)
             for name in sorted(plain, key=lambda name: (name != IDENTITY, name != CONFIG, name)):
                 if name not in state and self._there.get(name) != plain[name]:
                     with ExitStack() as opened:
-                        # none if it was removed: the next pass sees that
+                        # none if it was removed: the next pass handles that
                         for file in (self._held([name], opened) or {}).values():
                             self._put(name, file)
             for name, file in state.items():
@@ -260,8 +253,8 @@ class Copier:
         return plain
 
     def _put(self, name: str, file: BinaryIO) -> None:
-        """Copy a file, unless this state of it is there."""
-        stat = os.fstat(file.fileno())  # before it is read: what is appended meanwhile is copied next time
+        """Upload a file, unless this state of it is there."""
+        stat = os.fstat(file.fileno())  # before it is read: data appended meanwhile is copied next time
         if self._there.get(name) != Mark.of(stat):
             self._store.put(name, file)
             self._there[name] = Mark.of(stat)
@@ -273,7 +266,7 @@ class Copier:
             self._there.pop(name)
 
     def _forget(self, numbers: list[int]) -> None:
-        """Remove checkpoints there, each by its manifest first: one that is half removed counts as none."""
+        """Remove checkpoints from the store, each by its manifest first: an incomplete one counts as none."""
         names = by_checkpoint(self._there)
         for number in numbers:
             self._remove(manifest_of(number))
@@ -283,7 +276,7 @@ class Copier:
 
 
 def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
-    """name -> state, of the files of a run folder that are copied: those below `checkpoints/`, or all others.
+    """name -> state, of the files of a run folder to copy: those below `checkpoints/`, or all others.
 
     Raises OSError when a folder cannot be read, FileNotFoundError when something is removed meanwhile.
     """
@@ -304,7 +297,7 @@ def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
 
 
 def _settled(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
-    """`files_of`, looked at again where something was removed meanwhile: what was missed must not be taken for gone."""
+    """`files_of`, repeated if something was removed meanwhile: missed files must not count as removed."""
     for _ in range(_LOOKS):
         try:
             return files_of(run_dir, checkpoints=checkpoints)
@@ -314,7 +307,7 @@ def _settled(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
 
 
 def by_checkpoint(names: Mapping[str, Any]) -> dict[int, list[str]]:
-    """iteration -> the names that are of its checkpoint, finished or not."""
+    """iteration -> the names of files of its checkpoint, finished or not."""
     found: dict[int, list[str]] = {}
     for name in names:
         number = checkpoint_of(name)
@@ -324,7 +317,7 @@ def by_checkpoint(names: Mapping[str, Any]) -> dict[int, list[str]]:
 
 
 def _read_json(content: bytes) -> dict[str, Any]:
-    """A small document; empty if it is none."""
+    """A small document; {} if it is invalid."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,15 +1,14 @@
-"""MLflow: a run folder's figures and files in an MLflow server, a database, or a folder.
+"""MLflow: a run folder's metrics and files in an MLflow server, a database, or a folder.
 
 Decisions that matter here:
-- MLflow's client object alone is used, never its global state: several runs may be tracked in one process, each
-  elsewhere;
-- a resumed run continues in the same MLflow run, whose id is kept in `mlflow.json` of the run folder. Steps that MLflow
-  has already are not sent again: it would keep, and draw, both. Parameters cannot be changed there, so they are sent
-  once;
-- MLflow's own store of plain files is being given up by MLflow, which refuses it. Where a plain folder is named, an
-  SQLite database is kept in it, with the files beside it;
-- credentials come from MLflow's own variables in the environment; an address with a password in it is refused, for it
-  would be kept.
+- only MLflow's client object is used, never its global state: one process may track several runs, each elsewhere;
+- a resumed run continues in the same MLflow run, whose id is stored in `mlflow.json` of the run folder. Steps that
+  MLflow already has are not sent again: it would keep, and draw, both. Parameters cannot be changed there, so they are
+  sent once;
+- MLflow is abandoning its own store of plain files, and refuses it. For a plain folder, an SQLite database is kept in
+  it, with the files beside it;
+- credentials come from MLflow's own environment variables; an address with a password in it is refused, since it would
+  be stored.
 """
 
 import importlib.util
@@ -34,13 +33,13 @@ _MAX_KEY, _MAX_VALUE, _PARAMS_PER_CALL = 250, 6000, 100  # MLflow's own bounds
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # a server that is gone costs the run half a minute, not an hour
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # an unreachable server costs the run half a minute, not an hour
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
 def check(settings: MlflowSettings) -> None:
-    """Raises UserError where a library is missing, or where the address holds a password."""
+    """Raise UserError if a library is missing, or the address contains a password."""
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -54,7 +53,7 @@ def check(settings: MlflowSettings) -> None:
 
 
 def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
-    """A new MLflow run with the parameters of `run`, or the one that it was tracked in before."""
+    """A new MLflow run with the parameters of `run`, or its earlier one."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     from mlflow.entities import Param
@@ -81,8 +80,8 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
 
 
 def store(tracking_uri: str | None) -> tuple[str | None, str | None]:
-    """(MLflow's address of a store, where new experiments keep files). None: MLflow decides. A path without a scheme is
-    a folder, which is made."""
+    """(MLflow's address of a store, the place of files of new experiments). None: MLflow decides. A path without a
+    scheme is a folder, which is made."""
     if tracking_uri is None or re.match(r"[A-Za-z][\w+.-]*:", tracking_uri) or tracking_uri == "databricks":
         return tracking_uri, None
     folder = Path(tracking_uri).absolute()
@@ -91,12 +90,12 @@ def store(tracking_uri: str | None) -> tuple[str | None, str | None]:
 
 
 def key_of(name: str) -> str:
-    """MLflow's form of a key: what it does not allow ("=") is a colon."""
+    """MLflow's form of a key: characters that it does not allow ("=") become colons."""
     return _NOT_IN_KEYS.sub(":", name)[:_MAX_KEY]
 
 
 class _Mlflow:
-    """last_step: rows up to it are there already."""
+    """last_step: rows up to it are already there."""
 
     def __init__(self, client: Any, mlflow_run: str, last_step: int, settings: MlflowSettings) -> None:
         self._client, self._run, self._last_step, self._settings = client, mlflow_run, last_step, settings
@@ -124,7 +123,7 @@ class _Mlflow:
 
 
 def _known_run(client: Any, run: RunInfo) -> str | None:
-    """The MLflow run that an earlier process made for this folder; None if there is none, or none any more."""
+    """The MLflow run that an earlier process made for this folder; None if there is none, or no longer."""
     from mlflow.exceptions import MlflowException
 
     if not (run.run_dir / DOCUMENT).is_file():

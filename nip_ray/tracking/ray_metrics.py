@@ -1,15 +1,15 @@
-"""A run's headline figures as metrics of Ray: for its dashboard, Prometheus, and the board in grafana/nip_ray.json.
+"""A run's headline metrics as metrics of Ray: for its dashboard, Prometheus, and the board in grafana/nip_ray.json.
 
 Decisions that matter here:
-- `METRICS` is the whole list: which keys of a row become which metric, with which tags. Ray puts `ray_` before each
-  name, and `_total` behind a counter's;
-- every metric has the tags `run` (the run's id) and `name`. What a key says besides (training or held-out, which agent)
-  becomes further tags, so that a board needs one query a figure;
-- counters count what this process has seen: after a resume they begin again, as Prometheus expects of a process that
-  was started again. `nip_env_steps_so_far` is the number over all resumptions;
-- Ray's agent keeps of a histogram how many fell into each bucket and guesses their sum from that. So means come from
-  counters of seconds, and the histogram is for quantiles;
-- a key that a row does not have leaves its gauge as it was.
+- `METRICS` is the whole list: the keys of a row for each metric, with their tags. Ray adds the prefix `ray_` to each
+  name, and the suffix `_total` to a counter's;
+- every metric has the tags `run` (the run's id) and `name`. Further parts of a key (training or held-out, the agent)
+  become tags, so that a board needs one query per metric;
+- counters count within this process: after a resume they start again, as Prometheus expects of a restarted process.
+  `nip_env_steps_so_far` is the number over all resumptions;
+- Ray's agent only keeps the bucket counts of a histogram and estimates their sum from them. So means come from counters
+  of seconds, and the histogram is for quantiles;
+- a key that a row does not have leaves its gauge unchanged.
 """
 
 import re
@@ -30,8 +30,7 @@ _AGENT = r"(?P<agent>[^/]+)"
 
 @dataclass(frozen=True)
 class RayMetric:
-    """kind: a histogram is of seconds. keys: a regular expression of whole keys of docs/metrics.md; its named groups
-    are tags."""
+    """kind: a histogram is of seconds. keys: a regex of whole keys of docs/metrics.md; its named groups are tags."""
 
     kind: Literal["gauge", "counter", "histogram"]
     keys: str
@@ -89,7 +88,7 @@ METRICS: dict[str, RayMetric] = {
 
 
 def start(run: RunInfo) -> Tracker:
-    """Metrics of `run`. Ray may be initialised later; rows that come while it is not are let go."""
+    """Metrics of `run`. Ray may be initialised later; rows before that are dropped."""
     return _RayMetrics({"run": run.run_id, "name": run.name})
 
 
@@ -98,7 +97,7 @@ class _RayMetrics(Tracker):
         self._tags, self._made = dict(tags), {}
 
     def log(self, row: Mapping[str, Any]) -> None:
-        ray = sys.modules.get("ray")  # a process that never imported Ray has none, and need not load it to know
+        ray = sys.modules.get("ray")  # a process that never imported Ray has none, and need not load it
         if ray is None or not ray.is_initialized():
             return
         found = numbers(row)

@@ -1,13 +1,12 @@
 """TensorBoard: event files under `events/` in the run folder.
 
 Decisions that matter here:
-- the writer is tensorboardX, which Ray Tune brings along; looking at the files needs TensorBoard, writing them does
+- the writer is tensorboardX, which is installed with Ray Tune; viewing the files needs TensorBoard, writing them does
   not;
-- its writer of single events is used, not its `SummaryWriter`: that one changes characters in our keys, writes an event
-  a key, and hands events to a thread whose `flush` waits for nobody, so that a checkpoint could be newer than the
-  figures that led to it;
-- every process writes a file of its own. After a resume its first event tells TensorBoard to forget the steps that are
-  made again.
+- its writer of single events is used, not its `SummaryWriter`: that one changes characters in our keys, writes one
+  event per key, and passes events to a thread whose `flush` does not wait, so that a checkpoint could be newer than its
+  metrics;
+- every process writes its own file. After a resume its first event makes TensorBoard drop the steps that are repeated.
 """
 
 import importlib.util
@@ -21,11 +20,11 @@ from nip_ray.tracking.base import RunInfo, Tracker, numbers
 
 FOLDER = "events"
 
-_FLUSH_S = 1.0  # at most so many seconds of figures are lost with the machine
+_FLUSH_S = 1.0  # maximum seconds of metrics lost with the machine
 
 
 def check() -> None:
-    """Raises UserError where there is no tensorboardX."""
+    """Raise UserError without tensorboardX."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise UserError(
             "tracking.tensorboard.enabled needs the library tensorboardX: pip install tensorboardX, or set it to false"
@@ -39,7 +38,7 @@ def start(run: RunInfo) -> Tracker:
     folder = run.run_dir / FOLDER
     folder.mkdir(exist_ok=True)
     again = any(folder.iterdir())
-    # files are read in the order of their names, which begin with the second of their making
+    # files are read in the order of their names, which begin with the second of their creation
     tracker = _Tensorboard(EventsWriter(str(folder / "events"), f".{run.resumed_from:09d}"))
     if again:
         tracker.forget_from(run.resumed_from + 1)
@@ -51,7 +50,7 @@ class _Tensorboard(Tracker):
         self._writer, self._flushed = writer, 0.0
 
     def forget_from(self, step: int) -> None:
-        """Nothing that was written before, of `step` and later ones, is to be shown."""
+        """Make TensorBoard drop earlier events of `step` and later ones."""
         from tensorboardX.proto import event_pb2
 
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # pyright: ignore[reportAttributeAccessIssue]  # made at run time

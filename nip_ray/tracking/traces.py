@@ -1,19 +1,17 @@
-"""OpenTelemetry spans of stages, dialogues, calls and fine-tuning jobs, for whoever watches services with a collector.
+"""OpenTelemetry spans of stages, dialogues, calls and fine-tuning jobs, for monitoring with a collector.
 
 Decisions that matter here:
-- off unless `tracking.traces` asks for it: then nothing of OpenTelemetry is imported, and `span` costs a look at one
-  variable. A process traces one run at a time, in a provider of its own: what other libraries of the process trace
-  stays theirs;
-- a stage is the root of a trace, with its dialogues below it and their calls below those, whichever process holds them.
-  Names are those of OpenTelemetry's conventions for generative AI; what these have no name for begins with `nip_ray.`;
-- calls have spans of ours, not of `opentelemetry-instrumentation-openai-v2`: that wraps `chat.completions.create`,
-  which our client does not use, knows nothing of local models, agents and costs, and sends texts without taking secrets
-  out of them. A call that is answered from the records has no span; a job has one when it is over, from its first
-  submission on;
-- what was said is sent on request only, and then without secrets. Keys come from the environment
-  ($OTEL_EXPORTER_OTLP_HEADERS);
-- a collector that is away costs one warning and no waiting: spans leave in a thread, and what it cannot get rid of is
-  dropped.
+- off by default: without `tracking.traces` OpenTelemetry is not imported, and `span` only checks one variable. A
+  process traces one run at a time, in its own provider: other libraries' traces in the process are unaffected;
+- a stage is the root of a trace, with its dialogues below it and their calls below those, in any process. Names are
+  those of OpenTelemetry's conventions for generative AI, and others have the prefix `nip_ray.`;
+- calls have our own spans, not those of `opentelemetry-instrumentation-openai-v2`: that wraps
+  `chat.completions.create`, which our client does not use, does not cover local models, agents and costs, and sends
+  texts with secrets. A call that is answered from the records has no span; a job has one when it is over, from its
+  first submission on;
+- messages are sent only if configured, without secrets. Keys come from the environment ($OTEL_EXPORTER_OTLP_HEADERS);
+- an unreachable collector costs one warning and no waiting: spans are sent in a thread, and dropped if they cannot be
+  sent.
 """
 
 import importlib.util
@@ -36,11 +34,11 @@ from nip_ray.version import __version__
 
 PATH = "/v1/traces"
 WEAVE = "https://trace.wandb.ai"
-"""Where Weave's hosted service takes spans, below /otel."""
+"""The address of Weave's hosted service for spans, below /otel."""
 FLUSH_S = 5.0
-"""For so long, at most, a process waits at its end for spans that have not left yet."""
+"""Maximum time that a process waits at its end for unsent spans."""
 PAUSE_S = 60.0
-"""For so long nothing is sent to a collector that did not answer."""
+"""Pause before sending to an unreachable collector again."""
 _TIMEOUT_S, _MAX_WAITING = 5.0, 20_000
 
 Told = Callable[..., None]
@@ -48,7 +46,7 @@ Told = Callable[..., None]
 
 
 def check(settings: TrackingSettings) -> None:
-    """Raises UserError where the library, or what Weave needs, is missing, and for an endpoint that cannot be one."""
+    """Raise UserError if the library, or a requirement of Weave, is missing, and for an invalid endpoint."""
     traces = settings.traces
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         raise UserError(
@@ -117,13 +115,13 @@ class _Tracing:
         self.tracer = self._provider.get_tracer("nip_ray", __version__)
 
     def flush(self) -> None:
-        """Wait for spans that have not left yet, `FLUSH_S` at most."""
+        """Wait for unsent spans, `FLUSH_S` at most."""
         ends = time.monotonic() + FLUSH_S
         for processor in self._processors:
             processor.force_flush(max(0, int(1000 * (ends - time.monotonic()))))
 
     def close(self) -> None:
-        """No span after this."""
+        """End tracing."""
         self._provider.shutdown()
         logging.getLogger("opentelemetry").removeHandler(self._handler)
 
@@ -146,7 +144,7 @@ def _exporters(settings: TrackingSettings) -> list[Any]:
 
 
 def _patient(exporter: Any) -> Any:
-    """The exporter, which is left alone for `PAUSE_S` after it failed."""
+    """The exporter, with a pause of `PAUSE_S` after a failure."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class Patient(SpanExporter):
@@ -167,7 +165,7 @@ def _patient(exporter: Any) -> Any:
 
 
 class _OneWarning(logging.Handler):
-    """Says the first of OpenTelemetry's complaints, without secrets, and no other."""
+    """Logs the first of OpenTelemetry's complaints, without secrets, and no other."""
 
     def __init__(self, redact: Redactor) -> None:
         super().__init__()
@@ -184,20 +182,20 @@ _active: _Tracing | None = None
 
 
 def begin(settings: TrackingSettings, run: RunInfo) -> None:
-    """Trace `run` in this process from here on, if the settings ask for it; does nothing where it is traced already."""
+    """Trace `run` in this process from now on, if configured; does nothing if it is already traced."""
     global _active
     if settings.traces.enabled and _active is None:
         _active = _Tracing(settings, run)
 
 
 def flush() -> None:
-    """Wait for spans of this process that have not left yet, for `FLUSH_S` at most."""
+    """Wait for unsent spans of this process, for `FLUSH_S` at most."""
     if _active is not None:
         _active.flush()
 
 
 def place() -> str:
-    """Where we are, as W3C's `traceparent`; "" where nothing is traced."""
+    """The current span, as W3C's `traceparent`; "" without tracing."""
     if _active is None:
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -211,11 +209,11 @@ def place() -> str:
 def span(
     name: str, *, parent: str = "", call: bool = False, start_s: float | None = None, **attributes: Any
 ) -> Iterator[Told]:
-    """A span around what is done inside; yields a function that adds attributes to it.
+    """A span around the work inside; yields a function that adds attributes to it.
 
-    parent: a `place` (none: the span that we are in). call: to a service. start_s: when it began, in seconds since 1970
-    (none: now). attributes: "__" stands for a dot; those that are None are left out. An exception ends the span as an
-    error, and passes.
+    parent: a `place` (None: the current span). call: to a service. start_s: its start, in seconds since 1970 (None:
+    now). attributes: "__" means a dot; None values are left out. An exception ends the span as an error, and is raised
+    on.
     """
     if _active is None:
         yield lambda **more: None
@@ -242,7 +240,7 @@ def span(
 
 
 def event(name: str, **attributes: Any) -> None:
-    """Something that happened within the span that we are in."""
+    """An event within the current span."""
     if _active is not None:
         from opentelemetry.trace import get_current_span
 
@@ -250,8 +248,8 @@ def event(name: str, **attributes: Any) -> None:
 
 
 def said(messages: Sequence[Mapping[str, Any]], finish: str | None = None) -> str | None:
-    """Messages as the value of `gen_ai.input.messages` or, with a reason to finish, `gen_ai.output.messages`; None
-    unless asked for."""
+    """Messages as the value of `gen_ai.input.messages` or, with a finish reason, `gen_ai.output.messages`; None unless
+    configured."""
     if _active is None or not _active.content:
         return None
     parts = [
@@ -276,7 +274,7 @@ def start(settings: TrackingSettings, run: RunInfo) -> Tracker:
 
 
 class _Traces(Tracker):
-    """The tracker: an iteration that was timed as a whole has a span of its own, with the seconds of its parts."""
+    """The tracker: an iteration that was timed as a whole has its own span, with the seconds of its parts."""
 
     def log(self, row: Mapping[str, Any]) -> None:
         seconds = row.get("time/iteration_s", row.get("time/play_s", 0.0) + row.get("time/learn_s", 0.0))

@@ -1,16 +1,16 @@
 """Weights & Biases: a run with the same id, iterations as steps, files as artifacts.
 
 Decisions that matter here:
-- everything that the library writes goes to `wandb/` in the run folder: events, logs, copies of artifacts on their way,
-  its cache. What the user set in the environment wins;
-- nothing is taken that was not given: no console output, no git state or diff, no list of packages, no command line, no
-  figures of the machine. Those may hold secrets, and what matters of them is in the run folder;
-- a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent
-  again: a run that is resumed makes the same numbers, and twice the same step is drawn twice;
-- which steps an offline run has is read from its files. Their format is LevelDB's log: a header of 7 bytes, blocks of
-  32 KiB, each with records of (checksum 4, length 2, kind 1) bytes before their data; a split record says so by its
-  kind; one protocol buffer a record;
-- artifacts are copied when they are told of, since checkpoints are pruned while the upload continues.
+- all files of the library are in `wandb/` in the run folder: events, logs, artifacts to upload, its cache. The user's
+  environment variables win;
+- nothing else is collected: no console output, no git state or diff, no list of packages, no command line, no machine
+  metrics. Those may contain secrets, and the relevant ones are in the run folder;
+- a resumed run has the same id. Steps that already exist, on the server or in earlier offline files, are not sent
+  again: a resumed run repeats the same numbers, and a repeated step would be drawn twice;
+- the steps of an offline run are read from its files. Their format is LevelDB's log: a header of 7 bytes, blocks of 32
+  KiB, each with records of (checksum 4, length 2, kind 1) bytes before their data; a split record is marked by its
+  kind; one protocol buffer per record;
+- artifacts are copied when they arrive, since checkpoints are pruned while the upload continues.
 """
 
 import os
@@ -36,13 +36,13 @@ _SETTINGS: dict[str, Any] = {
     "x_disable_machine_info": True,
     "x_disable_stats": True,
     "x_save_requirements": False,
-    "x_transaction_log_flush_interval": 1.0,  # seconds of figures that a killed run loses
-    "finish_timeout": 1800,  # what is not sent by then stays in the run folder, for `wandb sync`
+    "x_transaction_log_flush_interval": 1.0,  # seconds of metrics that a killed run loses
+    "finish_timeout": 1800,  # data not sent by then stays in the run folder, for `wandb sync`
 }
 
 
 def check(settings: WandbSettings) -> None:
-    """Raises UserError where there is no library, or no usable key for mode: online."""
+    """Raise UserError without the library, or without a usable key for mode: online."""
     require_library("tracking.wandb.enabled")
     if settings.mode == "online":
         require_key("tracking.wandb.mode is online", "or set mode: offline")
@@ -79,7 +79,7 @@ def start(settings: WandbSettings, run: RunInfo) -> Tracker:
 
 
 class _Wandb:
-    """last_step: rows up to it are there already."""
+    """last_step: rows up to it are already there."""
 
     def __init__(self, made: Any, files: Path, settings: WandbSettings, run: RunInfo, last_step: int) -> None:
         self._run, self._files, self._settings, self._info, self._last_step = (
@@ -137,8 +137,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def last_step(folder: Path) -> int:
-    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 if there is
-    none."""
+    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 without any."""
     found = (record for file in folder.glob("offline-run-*/*.wandb") for record in records(file))
     return max(
         (record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=0
@@ -146,7 +145,7 @@ def last_step(folder: Path) -> int:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a .wandb file, as far as it is whole: the last one may be torn where a process was killed."""
+    """The records of a .wandb file up to a torn last one, left by a killed process."""
     from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 

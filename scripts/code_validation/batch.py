@@ -1,12 +1,11 @@
-"""Many trusted candidate programs under the same calls, fast: thousands of calls a second on one core.
+"""Run many trusted candidate programs on the same calls, fast: thousands of calls a second on one core.
 
 Decisions that matter here:
-- for mutants of programs of our own, which may loop for ever, recurse, allocate or crash, but mean no harm. They share
-  one interpreter, so one of them could falsify the results of the next; programs of strangers belong into `run_calls`;
-- a call's limit is processor time, so that results do not depend on what else the machine does. Where that cannot end a
-  call (a sleep, one long operation in C) the interpreter is killed after a while without a result, and the call counts
-  as a time-out;
-- a candidate whose time was up once is not tried again: its remaining calls count as time-outs, too;
+- for mutants of our own programs, which may loop forever, recurse, allocate or crash, but are not malicious. They share
+  one interpreter, so one of them could falsify the results of the next; untrusted programs need `run_calls`;
+- a call's limit is processor time, so that results do not depend on other load. If that cannot end a call (a sleep, one
+  long operation in C) the interpreter is killed after a while without a result, and the call counts as a time-out;
+- a candidate that timed out once is not tried again: its remaining calls count as time-outs, too;
 - a call in which the interpreter dies is ("error", "ProcessDied"); the calls after it run in a new interpreter.
 """
 
@@ -28,9 +27,9 @@ from nip_ray.sandbox.workers import executable
 from nip_ray.settings.sandbox import SandboxSettings
 
 START_S = 10.0
-"""Seconds that the interpreter may take to start, on a busy machine."""
+"""Maximum seconds to start the interpreter, on a busy machine."""
 PATIENCE_S = 1.0
-"""Seconds, with ten times the limit of a call, without a result: then the call cannot be interrupted and its
+"""Seconds, in addition to ten times the limit of a call, without a result: then the call cannot be interrupted and its
 interpreter is killed."""
 
 
@@ -41,11 +40,11 @@ def run_batch(
     per_call_s: float = 0.2,
     settings: SandboxSettings = DEFAULTS,
 ) -> list[list[CallResult]]:
-    """What `function_name(*call)` returns, for every trusted candidate program and call, (candidates, calls).
+    """The results of `function_name(*call)` for every trusted candidate program and call, (candidates, calls).
 
     solutions: sources that define the function; each is loaded once, and its calls share its globals. calls: lists of
-    arguments, as JSON carries them. per_call_s: seconds of processor time for each call and for loading. settings: of
-    these, memory, files and output count.
+    arguments, in JSON's form. per_call_s: seconds of processor time for each call and for loading. settings: only
+    memory, files and output apply.
     """
     results: list[CallResult] = []
     total = len(solutions) * len(calls)
@@ -59,7 +58,7 @@ def run_batch(
 
 
 def _until_death(work: dict[str, Any], wanted: int, patience_s: float) -> list[CallResult]:
-    """Results from one interpreter, in order: all that are wanted, or the last of them is how it ended."""
+    """Results from one interpreter, in order: all of them, or up to the one in which it died."""
     found: list[CallResult] = []
     rest, late = b"", False
     process = _started(work)

@@ -1,18 +1,17 @@
-"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of
+"""Call one function of many candidate programs, one after another in one interpreter, each call under a limit of
 processor time.
 
 Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`,
 `memory_mb`, `file_mb`); every call's result is a line of JSON on what was standard output.
 
 Decisions that matter here:
-- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but mean no harm. They share
-  the interpreter and its imported modules, not their own globals;
+- candidates are mutants of our own programs: they may loop, recurse, allocate or crash, but are not malicious. They
+  share the interpreter and its imported modules, not their own globals;
 - time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every
-  50 ms, for a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the
-  reader of the results kills;
-- the driver may be gone by then, so each candidate also has a limit of processor time by which the kernel ends the
-  interpreter;
-- a result is written as soon as it is there, so that the reader knows which call the interpreter died in.
+  50 ms, for a candidate that swallows the first; if no signal can interrupt it (one long operation in C, a sleep), the
+  reader of the results kills it;
+- the driver may be gone by then, so the kernel ends the interpreter at a limit of processor time for each candidate;
+- a result is written at once, so that the reader knows which call the interpreter died in.
 """
 
 import gc
@@ -28,11 +27,11 @@ import time
 RECURSION = 1000
 REPEAT_S = 0.05
 ORPHAN_S = 60
-"""Seconds of processor time over what a candidate may take, after which nobody is there who would kill it."""
+"""Additional seconds of processor time of a candidate, after which the kernel kills it if its driver is gone."""
 
 
 class CallTimeout(BaseException):
-    """Raised in a candidate whose time is up; no `except Exception` catches it."""
+    """Raised in a candidate that timed out; no `except Exception` catches it."""
 
 
 class Clock:
@@ -48,7 +47,7 @@ class Clock:
             raise CallTimeout
 
     def limited(self, function, *arguments):
-        """`(kind, value)` of a call: what it returned, the exception that it raised, or that its time was up."""
+        """`(kind, value)` of a call: its return value, its exception, or a time-out."""
         try:
             try:
                 self.armed = True
@@ -66,19 +65,19 @@ class Clock:
 
 
 class Silence(io.TextIOBase):
-    """Takes what candidates print."""
+    """Discards the candidates' output."""
 
     def writable(self):
-        """It is."""
+        """Always true."""
         return True
 
     def write(self, text):
-        """Dropped."""
+        """Discard `text`."""
         return len(text)
 
 
 def load(source, name):
-    """The function `name` of a candidate's source, which lives in a module as any function does: `pickle` looks for it
+    """The function `name` of a candidate's source, which is in a module as any function is: `pickle` looks it up
     there."""
     module = sys.modules["solution"] = type(sys)("solution")
     space = vars(module)
@@ -92,7 +91,7 @@ def missing(name):
 
 
 def encoded(kind, value, limit):
-    """A result as JSON; what JSON cannot carry, or is too long, is an error instead."""
+    """A result as JSON; a value that JSON cannot represent, or that is too long, is an error instead."""
     try:
         text = json.dumps([kind, value])
     except (TypeError, ValueError, RecursionError, MemoryError):
@@ -101,13 +100,12 @@ def encoded(kind, value, limit):
 
 
 def run_candidate(source, name, calls, clock, write, limit):
-    """Write the results of all calls of one candidate; after a time-out none is tried any more, and all count as
-    time-outs."""
+    """Write the results of all calls of one candidate; after a time-out all remaining calls count as time-outs."""
     kind, function = clock.limited(load, source, name)
     for call in calls:
         if kind == "value":
             result = clock.limited(function, *json.loads(call))
-            text = clock.limited(encoded, *result, limit)  # a long value takes time to write out, too
+            text = clock.limited(encoded, *result, limit)  # writing a long value takes time, too
             write(text[1] if text[0] == "value" else json.dumps(text))
             if text[0] == "timeout" or result[0] == "timeout":
                 kind, function = "timeout", None
@@ -116,17 +114,17 @@ def run_candidate(source, name, calls, clock, write, limit):
 
 
 def set_limit(which, most):
-    """Set a limit of the kernel, as far as ours allows."""
+    """Set a limit of the kernel, within our own."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main():
-    """Read the work, do it from `start` on, a pair of candidate and call."""
+    """Read the work and do it from the pair `start` of candidate and call on."""
     work = json.loads(sys.stdin.buffer.read())
     set_limit(resource.RLIMIT_AS, work["memory_mb"] << 20)
     set_limit(resource.RLIMIT_FSIZE, work["file_mb"] << 20)
-    set_limit(resource.RLIMIT_CORE, 1)  # one byte: no file is written then, and no helper for cores started
+    set_limit(resource.RLIMIT_CORE, 1)  # one byte: then no file is written, and no core helper started
     most_s = int((len(work["calls"]) + 1) * work["per_call_s"]) + ORPHAN_S
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,12 +1,12 @@
-"""Making problems, each with a right program and a wrong one.
+"""Make problems, each with a right program and a wrong one.
 
 Decisions that matter here:
 - a wrong program is a mutant that returns a wrong value in at least one hidden test, and ends in every test. Those that
   fail in less than half of the tests, crashes included, are preferred, and among these every operator has the same
   chance;
 - every right program is run on all tests, too, by the same runner;
-- families of the two splits are disjoint (`families/__init__.py`), whatever the seeds;
-- a program whose time is up is run again, twice at most: a virtual machine that stands still counts as processor time.
+- families of the two splits are disjoint (`families/__init__.py`), for all seeds;
+- a program that timed out is run again, at most twice: processor time also counts while a virtual machine is paused.
 """
 
 import os
@@ -32,18 +32,17 @@ NUM_PAIRS: dict[Split, dict[Difficulty, int]] = {
     "train": {"introductory": 84, "interview": 42, "competition": 63},
     "test": {"introductory": 25, "interview": 25, "competition": 34},
 }
-"""How many problems of each family the package ships."""
+"""Number of problems of each family in the package."""
 PER_CALL_S = 0.01
-"""Processor time of a call in seconds: fifty times what the slowest right program takes, so that machines agree on what
-ends."""
-_MUTANTS = 10  # looked at for each wrong program; more than half of them are wrong
+"""Processor time of a call in seconds: fifty times that of the slowest right program, so that machines agree."""
+_MUTANTS = 10  # candidates for each wrong program; more than half of them are wrong
 _WORKERS = min(8, len(os.sched_getaffinity(0)))
-_SYNTAX = Lock()  # Python 3.11 loses count of its recursion when two threads make syntax trees at once
+_SYNTAX = Lock()  # Python 3.11 miscounts its recursion when two threads make syntax trees at once
 _ATTEMPTS = 40  # problems drawn for one pair until one is new
 
 
 class Result(Protocol):
-    """What came of a call; `kind` is "value" where it returned `value`, as JSON carries it."""
+    """The result of a call; `kind` is "value" if it returned `value`, in JSON's form."""
 
     @property
     def kind(self) -> str:
@@ -52,12 +51,12 @@ class Result(Protocol):
 
     @property
     def value(self) -> Any:
-        """What the call returned."""
+        """The returned value."""
         ...
 
 
 class Runner(Protocol):
-    """Runs programs, as `run_batch` does: the results of every program for every call."""
+    """Runs programs, like `run_batch`: the results of every program for every call."""
 
     def __call__(
         self, solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float
@@ -69,7 +68,7 @@ class Runner(Protocol):
 def run_patiently(
     solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float
 ) -> list[Sequence[Result]]:
-    """`run_batch`, and again for programs whose time was up."""
+    """`run_batch`, repeated for programs that timed out."""
     rows: list[Sequence[Result]] = list(run_batch(solutions, function_name, calls, per_call_s))
     for _ in range(2):
         late = [i for i, row in enumerate(rows) if any(result.kind == "timeout" for result in row)]
@@ -88,8 +87,8 @@ def make(
 ) -> list[Made]:
     """`num` items with ids 0 to num - 1, half of them right, in random order, each with its operator.
 
-    split: whose families to use. difficulties: of the families. progress: takes the number of items that are there, and
-    `num`. Raises UserError where there are not so many different items.
+    split: of the families. difficulties: of the families. progress: called with the number of finished items and `num`.
+    Raises UserError if there are not enough different items.
     """
     if num < 2:
         raise UserError(f"--items {num}: expected at least 2, a right and a wrong program")
@@ -106,7 +105,7 @@ def make(
 
 
 def built_in_places() -> list[tuple[Family, int]]:
-    """(family, number) of every problem that the package ships, in the order of its file; all are made with seed 0."""
+    """(family, number) of every problem in the package, in the order of its file; all are made with seed 0."""
     return [
         (family, number) for family in FAMILIES for number in range(NUM_PAIRS[split_of(family.name)][family.difficulty])
     ]
@@ -126,7 +125,7 @@ def make_pairs(places: Sequence[tuple[Family, int]], seed: int, runner: Runner =
 def _new_pair(
     family: Family, number: int, first: Pair | None, seed: int, seen: set[tuple[str, str]], runner: Runner
 ) -> Pair:
-    """One whose programs are not in `seen` yet, where they are put. first: the first try."""
+    """One whose programs are not in `seen` yet, to which they are added. first: the first try."""
     for attempt in range(_ATTEMPTS):
         pair = _pair(family, number, attempt, seed, runner) if attempt else first
         if pair is None or {(pair.question, pair.right), (pair.question, pair.wrong)} & seen:
@@ -140,7 +139,7 @@ def _new_pair(
 
 
 def _pair(family: Family, number: int, attempt: int, seed: int, runner: Runner) -> Pair | None:
-    """A right and a wrong program, None where no good wrong one was found. Depends on the arguments alone."""
+    """A right and a wrong program, None if no good wrong one was found. A function of the arguments."""
     split: Split = split_of(family.name)
     rng = Random(stable_seed(seed, "code_validation", "pair", split, family.name, number, attempt))
     with _SYNTAX:
@@ -156,7 +155,7 @@ def _pair(family: Family, number: int, attempt: int, seed: int, runner: Runner) 
 def _wrong_program(
     problem: Problem, right: str, candidates: Sequence[Mutant], rng: Random, runner: Runner
 ) -> Mutant | None:
-    """One of the mutants, None where no good one is among them. Runs `right` on the way, which must be right."""
+    """One of the mutants, None if none is good. Also runs `right`, which must be right."""
     rows = runner([right, *(mutant.text for mutant in candidates)], problem.function_name, problem.calls, PER_CALL_S)
     if wrong_results(rows[0], problem.results) or any(result.kind != "value" for result in rows[0]):
         raise TrainingError(
@@ -166,14 +165,14 @@ def _wrong_program(
 
 
 def wrong_results(row: Sequence[Result], expected: Sequence[Any]) -> int:
-    """In how many tests a program returned a wrong value."""
+    """The number of tests in which a program returned a wrong value."""
     return sum(result.kind == "value" and result.value != right for result, right in zip(row, expected))
 
 
 def choose(
     candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any], rng: Random
 ) -> Mutant | None:
-    """One of the mutants that are wrong, given their results; see the module for which. None where none is."""
+    """One of the wrong mutants, given their results; see the module for the choice. None if there is none."""
     accepted = list(_accepted(candidates, expected))
     subtle = [mutant for mutant, failures in accepted if 2 * failures < len(expected)]
     kinds: dict[str, list[Mutant]] = {}
@@ -185,7 +184,7 @@ def choose(
 def _accepted(
     candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any]
 ) -> Iterator[tuple[Mutant, int]]:
-    """Mutants that are wrong by a value and always end, with the number of tests that they fail."""
+    """Mutants that return a wrong value and always end, with the number of failed tests."""
     for mutant, row in candidates:
         wrong = wrong_results(row, expected)
         if wrong and all(result.kind != "timeout" for result in row):

@@ -1,11 +1,11 @@
-"""Wrong programs from right ones: small changes of the syntax tree, such as people make by mistake.
+"""Wrong programs from right ones: small changes of the syntax tree, like human mistakes.
 
 Decisions that matter here:
-- an operator looks at one node and lists edits; an edit gives one field of one node another value. Mutants are printed
-  from the edited tree, one edit each, and right programs go through `normalise`, so that nothing in the layout tells
-  them apart;
-- operators take turns, in a random order: however few mutants are looked at, they are of many kinds;
-- whether a mutant is wrong is not decided here: some are right after all. Tests decide (`make.py`).
+- an operator takes one node and lists edits; an edit gives one field of one node another value. Mutants are printed
+  from the edited tree, one edit each, and right programs go through `normalise`, so the layout does not distinguish
+  them;
+- operators take turns, in a random order: any number of mutants has many kinds;
+- whether a mutant is wrong is not decided here, since some are right. Tests decide (`make.py`).
 """
 
 import ast
@@ -34,7 +34,7 @@ class Edit(NamedTuple):
 
 
 def normalise(source: str) -> str:
-    """A program as its syntax tree is printed: one layout for all, without comments."""
+    """A program printed from its syntax tree: one layout for all, without comments."""
     return ast.unparse(ast.parse(source))
 
 
@@ -72,8 +72,7 @@ def _edits(tree: ast.AST) -> dict[str, list[tuple[Edit, int]]]:
 
 
 def _printed(tree: ast.AST, edit: Edit) -> str:
-    """The program with one edit, which is taken back afterwards. A tree that cannot be printed and read again
-    raises."""
+    """The program with one edit, which is then undone. Raises for a tree that cannot be printed and parsed again."""
     node, field, new = edit
     old = getattr(node, field)
     setattr(node, field, new)
@@ -89,7 +88,8 @@ def _variables(tree: ast.AST) -> list[str]:
     return sorted((stored | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}) - {"_"})
 
 
-# --------------------------------------------------------------------------------------------------------- operators
+# ----------------------------------------------------------------------------------------------------------------------
+# operators
 #
 # Each takes a node and the program's variables, and yields edits.
 
@@ -136,7 +136,7 @@ _METHODS = {
 
 
 def _comparison(node: ast.AST, names: list[str]) -> Edits:
-    """< for <=, and the like; <= or >= for ==."""
+    """< for <=, etc.; <= or >= for ==."""
     if isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
             for new in (*filter(None, (_BOUNDARY.get(type(operator)),)), *_LOOSER.get(type(operator), ())):
@@ -144,7 +144,7 @@ def _comparison(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _negation(node: ast.AST, names: list[str]) -> Edits:
-    """A condition the wrong way round."""
+    """A negated condition."""
     for field in ("test", "ifs", "values"):
         conditions = getattr(node, field, None)
         if isinstance(node, ast.While) or (field == "values" and not isinstance(node, ast.BoolOp)):
@@ -186,7 +186,7 @@ def _constant(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _arithmetic(node: ast.AST, names: list[str]) -> Edits:
-    """- for +, and the like; = for +=."""
+    """- for +, etc.; = for +=."""
     if isinstance(node, ast.BinOp | ast.AugAssign):
         for new in _ARITHMETIC.get(type(node.op), ()):
             yield Edit(node, "op", new())
@@ -246,7 +246,7 @@ def _off_by_one(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _dropped(node: ast.AST, names: list[str]) -> Edits:
-    """A statement that was forgotten, or a branch, a filter, an option of a call."""
+    """A missing statement, or a missing branch, filter or option of a call."""
     for field in ("body", "orelse"):
         for statements, i, statement in _statements(node, field):
             if len(statements) > 1 and not isinstance(statement, ast.Return | ast.FunctionDef | ast.For | ast.While):
@@ -262,7 +262,7 @@ def _dropped(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _indentation(node: ast.AST, names: list[str]) -> Edits:
-    """A statement after a loop or an `if` that should not stand in it, or the last one of a loop that should."""
+    """A statement after a loop or an `if` moved into it, or its last one moved out."""
     for field in ("body", "orelse"):
         for statements, i, statement in _statements(node, field):
             if not isinstance(statement, ast.For | ast.While | ast.If) or (
@@ -291,8 +291,7 @@ def _with_body(statement: ast.For | ast.While | ast.If, body: list[ast.stmt]) ->
 
 
 def _exchange(node: ast.AST, names: list[str]) -> Edits:
-    """Two things in the wrong places: arguments, the sides of a difference, the ends of a slice, the cases of a
-    choice."""
+    """Two swapped parts: arguments, the sides of a difference, the ends of a slice, the cases of a choice."""
     if (
         isinstance(node, ast.Call)
         and len(node.args) == 2
@@ -318,13 +317,13 @@ def _exchange(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _order_matters(value: ast.BinOp) -> bool:
-    """Whether the result may depend on which side is which; a sum may be one of texts."""
+    """True if the result may depend on the order of the sides; a sum may be one of texts."""
     is_text = isinstance(value.op, ast.Add) and not isinstance(value.right, ast.Constant)
     return is_text or isinstance(value.op, ast.Sub | ast.FloorDiv | ast.Mod)
 
 
 def _function(node: ast.AST, names: list[str]) -> Edits:
-    """min for max, and the like."""
+    """min for max, etc."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         yield Edit(node.func, "id", _FUNCTIONS[node.func.id])
     if isinstance(node, ast.Attribute) and node.attr in _METHODS:
@@ -332,7 +331,7 @@ def _function(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _start(node: ast.AST, names: list[str]) -> Edits:
-    """A variable that begins with the wrong value."""
+    """A variable with a wrong initial value."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         if isinstance(node.value, ast.Subscript | ast.Call) and not isinstance(node.value, ast.Constant):
             yield Edit(node, "value", ast.Constant(0))
@@ -384,4 +383,4 @@ OPERATORS: dict[str, Callable[[ast.AST, list[str]], Edits]] = {
     "variable": _variable,
     "jump": _jump,
 }
-"""Name -> what lists the edits of that kind at a node."""
+"""Name -> the function that lists the edits of that kind at a node."""

@@ -98,7 +98,7 @@ def test_a_home_that_cannot_be_written_is_one_line(home: Path) -> None:
     (home / ".ray").write_text("a file where a folder must be")
     with pytest.raises(
         UserError,
-        match=r"auth_token: Ray's token cannot be kept there .*; mend it, or give a token by RAY_AUTH_TOKEN_PATH",
+        match=r"auth_token: Ray's token cannot be kept there .*; fix it, or give a token by RAY_AUTH_TOKEN_PATH",
     ):
         secure_token()
 

@@ -37,7 +37,7 @@ def test_what_fits_lacks_nothing() -> None:
         (
             [{"CPU": 6}],
             [{"CPU": 4.0}, {"CPU": 4.0}],
-            ("one process asks for 6 CPU, and the largest node has 4 CPU; lower ",),
+            ("one process requests 6 CPU, and the largest node has 4 CPU; lower ",),
         ),
         (
             [{"CPU": 3}] * 3,
@@ -101,7 +101,7 @@ def test_a_run_that_can_never_be_placed_is_refused_at_once(ray_session: None, tm
     assert time.monotonic() - began < 20  # imports, most of it
     said = str(refused.value)
     assert said.startswith(
-        "the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are asked for (64 x 1 CPU)"
+        "the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are requested (64 x 1 CPU)"
     )
     assert "4 of 64 processes fit; lower play.num_env_runners" in said
     assert "\n" not in said

@@ -86,7 +86,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (learning("ppo", loss="kl_penalty", clip_epsilon=0.1), "algorithm.clip_epsilon", "counts with loss clip"),
     # Stackelberg
     (sequence(["verifier"]), SEQUENCE, "prover has no place in it"),
-    (sequence(["verifier"], ["prover"], ["provr"]), SEQUENCE, "provr is no agent of nip, did you mean prover?"),
+    (sequence(["verifier"], ["prover"], ["provr"]), SEQUENCE, "provr is not an agent of nip, did you mean prover?"),
     (sequence(["verifier"], [], ["prover"]), SEQUENCE, "empty group"),
     (sequence(["verifier"], ["prover"], mutual=True), SEQUENCE, "everyone shapes everyone"),
     (learning("stackelberg", variant="spg", mutual=True), "algorithm.mutual", "spg needs leaders and followers"),
@@ -103,7 +103,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "scenario.agents.verifier.agent_lr_factor.actor is 0",
     ),
     (learning("solo", minibatch_size=257), "algorithm.minibatch_size", "256 frames"),
-    (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "plays with nobody, set it to 0"),
+    (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "learns alone does not play, set"),
     (KUHN | learning("solo", agent="player0"), "algorithm.name", "no labels to learn from"),
     (learning("solo") | schedules(prover=CONTIGUOUS), "schedules.prover", "verifier learns alone"),
     (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
@@ -121,7 +121,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (dqn(evaluation={"sampled": True}), "evaluation.sampled", "dqn values moves"),
     (dqn(play={"num_copies": 128}), "play.num_copies", "dqn has no use for it"),
     (dqn(algorithm={"warm_up": 200_000}), "algorithm.warm_up", "got 200000, more than buffer_size"),
-    (dqn(algorithm={"trained_roles": ["player3"]}), "algorithm.trained_roles", "player3 is no agent of kuhn_poker"),
+    (dqn(algorithm={"trained_roles": ["player3"]}), "algorithm.trained_roles", "player3 is not an agent of kuhn_poker"),
     (dqn(algorithm={"roles": {"host": {}}}), "algorithm.roles.host", "no agent of kuhn_poker"),
     (
         dqn(algorithm={"trained_roles": ["player0"]}, scenario={"agents": {"player0": RANDOM}}),
@@ -183,8 +183,8 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "priority hard only",
     ),
     (past(every=50) | {"iterations": 50}, "opponents.every", "none is met within 50 iterations"),
-    (past(agents=["provr"]), "opponents.agents", "provr is no agent of nip, did you mean prover?"),
-    (past(agents=["prover"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover is no agent of debate"),
+    (past(agents=["provr"]), "opponents.agents", "provr is not an agent of nip, did you mean prover?"),
+    (past(agents=["prover"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover is not an agent of debate"),
     (
         past(agents=["prover0"]) | DEBATE | agents(prover0=FROZEN),
         "opponents.agents",
@@ -200,8 +200,8 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching() | {"protocol": {"name": "solo_verifier"}}, "search", "which has no prover"),
     (searching() | {"protocol": {"name": "open_debate", "max_rounds": 6}}, "search", "prover0 chooses its side"),
     (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
-    (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),
-    (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
+    (searching(agents=["provr"]), "search.agents", "provr is not an agent of nip, did you mean prover?"),
+    (searching(agents=["verifier"]), "search.agents", "verifier is not a prover, expected some of prover"),
     (
         searching(agents=["prover"]) | agents(prover=FROZEN),
         "search.agents",
@@ -246,7 +246,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "pretraining.agents names prover too",
     ),
     # pretraining
-    (pretrained("provr"), "pretraining.agents", "provr is no agent of nip, did you mean prover?"),
+    (pretrained("provr"), "pretraining.agents", "provr is not an agent of nip, did you mean prover?"),
     (
         pretrained("prover") | agents(prover=RANDOM),
         "pretraining.agents",
@@ -257,7 +257,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (
         probe(agents=["judge"]),
         "evaluation.message_regression.agents",
-        "judge is no agent of nip, expected one of prover, verifier",
+        "judge is not an agent of nip, expected one of prover, verifier",
     ),
     (KUHN | probe(), "evaluation.message_regression.enabled", "no labels"),
 ]
@@ -343,7 +343,7 @@ def test_a_zero_knowledge_game_has_two_more_agents(runs: dict[str, str]) -> None
     check(config_from_dict(secret | pretrained("simulator")))
     with pytest.raises(UserError, match="simulator have no place"):
         check(config_from_dict(secret | sequence(["verifier"], ["prover"])))
-    with pytest.raises(UserError, match="simulator is no agent of nip"):
+    with pytest.raises(UserError, match="simulator is not an agent of nip"):
         check(config_from_dict(pretrained("simulator")))
 
 

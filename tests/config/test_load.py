@@ -82,7 +82,7 @@ def bomb(key: str) -> str:
         ("[1, 2]", "has [1, 2] at its top level"),
         ("name: a\nplay:\n  num_copies: [1\n", "line 4"),
         ("name: a\n\tseed: 1\n", "line 2"),
-        ("name: a\nname: b\n", "line 2, column 1: the key 'name' stands here twice"),
+        ("name: a\nname: b\n", "line 2, column 1: the key 'name' is here twice"),
         ("seed: !!python/object:os.system x", "line 1"),
         ("? [a]\n: 1", "unhashable key"),
         ("a: &a\n  b: *a\n", "contains itself"),
@@ -260,10 +260,10 @@ def test_overrides(override: str, made: dict[str, Any]) -> None:
     [
         ("a", "must look like key.subkey=value"),
         ("a=[1", "no valid YAML"),
-        ("a={x: 1, x: 2}", "the key 'x' stands here twice"),
+        ("a={x: 1, x: 2}", "the key 'x' is here twice"),
         ("a.b=1", "a is 0, which has no keys below it"),
-        ("c.2=1", "c is a list of 2; '2' is no index from 0 to 1"),
-        ("c.-1=1", "'-1' is no index"),
+        ("c.2=1", "c is a list of 2; '2' is not an index from 0 to 1"),
+        ("c.-1=1", "'-1' is not an index"),
     ],
 )
 def test_bad_overrides(override: str, said: str) -> None:

@@ -232,7 +232,7 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
             "scenario.agents.prover.num_heads",
             "does not divide d 64, use 2 heads",
         ),
-        (agents(_default={"kind": "random"}), "scenario.agents", "nobody learns (prover, verifier)"),
+        (agents(_default={"kind": "random"}), "scenario.agents", "no agent learns (prover, verifier)"),
         # learning
         (ppo(lr=float("inf")), "algorithm.lr", "expected finite number > 0"),
         (ppo(minibatch_size=7), "algorithm.minibatch_size", "use at least 8"),
@@ -425,7 +425,7 @@ def test_all_faults_come_at_once() -> None:
 def test_what_nobody_learns_can_still_be_evaluated() -> None:
     config = config_from_dict(agents(_default={"kind": "manual"}))
     check(config, training=False)
-    with pytest.raises(UserError, match="nobody learns"):
+    with pytest.raises(UserError, match="no agent learns"):
         check(config)
 
 

@@ -2,8 +2,7 @@
 
 Decisions that matter here:
 
-- `OPEN` lists the beginnings of names of pages that are not rewritten yet, and only shrinks. `PACKAGES` lists those
-  whose docstrings and descriptions are, and only grows.
+- `OPEN` lists the beginnings of names of pages that are not rewritten yet, and only shrinks.
 - Only patterns without a good use are listed; the rest is left to readers.
 """
 
@@ -26,7 +25,6 @@ OPEN = (
     "docs/rllib-options.md",
     "docs/start.md",
 )
-PACKAGES = ("nip_ray/cli", "nip_ray/settings")
 PAGES = {name: page for page in pages() if not (name := str(page.relative_to(ROOT))).startswith(OPEN)}
 PATTERNS = {
     r"\b[Ww]hoever\b|\b[Ww]homever\b": "name the agent, process or caller",
@@ -48,7 +46,7 @@ QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|\]\([^)]*\)")
 
 def found(text: str) -> Iterator[str]:
     """Every forbidden phrase of a text, with what to write in its place."""
-    plain = QUOTED.sub("", text)
+    plain = QUOTED.sub("", " ".join(text.split()))
     for pattern, better in PATTERNS.items():
         for match in re.finditer(pattern, plain):
             yield f"{match[0]!r}: {better}"
@@ -77,10 +75,10 @@ def test_an_example_comes_first(name: str) -> None:
 
 
 def texts(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of a module's docstrings, descriptions of settings and texts for `--help`."""
+    """(line, text) of a module's docstrings (of fields too), descriptions of settings and texts for `--help`."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
         if isinstance(node, ast.Call):
             described = node.args[1:2] if ast.unparse(node.func) == "option" else []
             for value in [*described, *(word.value for word in node.keywords if word.arg == "help")]:
@@ -88,11 +86,11 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
                     yield value.lineno, value.value
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_docstrings_and_descriptions_are_in_plain_words(package: str) -> None:
+@pytest.mark.parametrize("folder", ["nip_ray", "scripts", "examples", "benchmarks"])
+def test_docstrings_and_descriptions_are_in_plain_words(folder: str) -> None:
     faults = [
         f"{file.relative_to(ROOT)}:{line}: {fault}"
-        for file in sorted((ROOT / package).rglob("*.py"))
+        for file in sorted((ROOT / folder).rglob("*.py"))
         for line, text in texts(file)
         for fault in [*found(text), *(["name the thing or the act"] if HEADLESS.match(text) else [])]
     ]

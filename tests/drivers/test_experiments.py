@@ -251,10 +251,13 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
             {"learners": [{"algorithm": {"name": "ppo"}}]},
             "learners.0.algorithm.name: got ppo, but an experiment is learned by",
         ),
-        ({"environment": {}, "learners": [{"algorithm": {"name": "experiment"}}]}, "but the environment is none"),
+        (
+            {"environment": {}, "learners": [{"algorithm": {"name": "experiment"}}]},
+            "but the environment is not one",
+        ),
         (
             {"learners": [{"network": {"hidden": [8]}}]},
-            "learners.0.network: an experiment's networks stand in its config",
+            "learners.0.network: an experiment's networks are in its config",
         ),
         (
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["protocol.max_rounds=3"]}}]},

@@ -52,7 +52,7 @@ def plain_rows(run_dir: Path) -> list[dict[str, Any]]:
         ({"learners": [{"algorithm": {"name": "dqn", "rollouts": 4}}]}, "learners.0.algorithm.rollouts: unknown key"),
         ({"learners": [{}] * 17}, "got 17 for 16 copies"),
         ({"learners": [{"scope": 3}, {"scope": 3}]}, "expected a sum of 16"),
-        ({"learners": [{"name": "a"}, {"name": "a"}]}, "the name a stands twice"),
+        ({"learners": [{"name": "a"}, {"name": "a"}]}, "the name a is used twice"),
         ({"learners": [{"network": {"hidden": [4, 0]}}]}, "expected integers >= 1"),
         ({"learners": [{}, {}], "environment": {"shared": True}, "driver": {"name": "manual"}}, "got manual"),
         ({"driver": {"headless": False}}, "driver.headless: got false, but environment.options has no render_mode"),

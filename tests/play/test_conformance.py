@@ -123,14 +123,14 @@ class Wide(MessageAgent):
     [
         (seeing(lambda x_NF: x_NF - x_NF.mean(0)), "depends on the other rows"),
         (seeing(lambda x_NF: x_NF + torch.arange(len(x_NF))[:, None]), "or on its place"),
-        (seeing(lambda x_NF: x_NF + torch.rand(1)), "other values when it is asked again"),
+        (seeing(lambda x_NF: x_NF + torch.rand(1)), "other values when it is called again"),
         (seeing(lambda x_NF: x_NF, ["features"]), "needs 'may_decide' of shape"),
         (labelled(2), "labels must be 0 or 1"),
         (labelled(0), "all have one label"),
         (OutOfTable, "ids outside of the table"),
         (Unseeded, "is not made of its seed alone"),
         (with_agent(LeavesOut), "leave out value_head"),
-        (with_agent(Eager), "must return None for a policy or a value that is not wanted"),
+        (with_agent(Eager), "must return None for a policy or a value that is not requested"),
         (with_agent(Forgetful), "not pure"),
         (with_agent(Wide), "a value of shape"),
     ],
@@ -151,7 +151,5 @@ def test_reading_a_channel_that_one_does_not_see_is_noticed() -> None:
     scenario = graph_scenario("mnip")
     check_scenario(scenario)
     scenario.__class__ = Eavesdropper
-    with pytest.raises(
-        UserError, match=r"observe\('prover0'\): heard tell what is said in channels that it cannot read"
-    ):
+    with pytest.raises(UserError, match=r"observe\('prover0'\): heard reveal messages in channels that it cannot read"):
         check_scenario(scenario)

@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"sees": {**GOOD.sees, "judge": ("stand", "accuser_note")}},
         "'judge' writes to 'defender_note' but does not see",
     ),
-    "silent round": ({"turns": (SILENT_FOURTH, GOOD.turns[1])}, r"nobody speaks in round 4 \(seed class 0\)"),
+    "silent round": ({"turns": (SILENT_FOURTH, GOOD.turns[1])}, r"no agent speaks in round 4 \(seed class 0\)"),
     "mute verifier": ({"turns": (JUDGE_NEVER,)}, r"the verifier has no turn.*never decide \(seed class 0\)"),
     "decides too early": (
         {"turns": (GOOD.turns[0][:6],), "max_rounds": 6, "min_rounds": 6},

@@ -93,9 +93,7 @@ def test_in_play(greedy: bool) -> None:
 
 def test_plays_by_actions_alone_are_refused() -> None:
     play = SinglePlay(graph_scenario(build("nip", verifier_scoring="log")))
-    with pytest.raises(
-        UserError, match=r"protocol.verifier_scoring: got log, but actions do not say how sure they are"
-    ):
+    with pytest.raises(UserError, match=r"protocol.verifier_scoring: got log, but actions carry no confidence"):
         play.reset()
 
 

@@ -64,7 +64,7 @@ def test_policies_to_train(baseline: Weights, chosen: Any) -> None:
 
 
 def test_policies_to_train_are_agents() -> None:
-    with pytest.raises(UserError, match="'provers' is no agent of this game, did you mean prover"):
+    with pytest.raises(UserError, match="'provers' is not an agent of this game, did you mean prover"):
         config_of().multi_agent(policies_to_train=["provers"]).validate()
 
 
@@ -214,7 +214,7 @@ def with_own_forward() -> AlgorithmConfig:
             lambda: config_of().multi_agent(policies={"prover"}),
             "policies: got prover, expected one for each agent: prover, verifier",
         ),
-        (with_own_forward, "rl_module_spec: prover: _forward of one's own is never called"),
+        (with_own_forward, "rl_module_spec: prover: a custom _forward is never called"),
         (lambda: config_of().callbacks(Stepping), "Stepping.on_episode_step: never called, use instead"),
         (lambda: config_of().training(lr=[[0, 1e-3], [100, 1e-4]]), r"algorithm\.lr: got \[\[0, .*expected number > 0"),
         (

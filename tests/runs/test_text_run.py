@@ -231,7 +231,7 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
             },
             "frozen",
         ),
-        ({"scenario__agents": {"_default": {**ALONE, "frozen": True}}}, "nobody learns"),
+        ({"scenario__agents": {"_default": {**ALONE, "frozen": True}}}, "no agent learns"),
         ({"scenario__prompts": "/no/such/folder"}, "scenario.prompts"),
         ({"scenario__data__train": "/no/such.jsonl"}, "scenario.data.train"),
         ({"scenario__randomize_prover_stance": True, "protocol": {"name": "debate"}}, "randomize_prover_stance"),

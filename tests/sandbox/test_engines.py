@@ -147,7 +147,7 @@ def test_the_error_where_none_works(path: Path) -> None:
 
 
 def test_levels_that_are_not_there() -> None:
-    with pytest.raises(UserError, match="isolation: namespaces is no level; expected: trusted or isolated"):
+    with pytest.raises(UserError, match="isolation: namespaces is not a level; expected: trusted or isolated"):
         run_program("", settings=SandboxSettings(isolation="namespaces"))  # type: ignore[arg-type]
     with (
         pytest.warns(DeprecationWarning, match="take run_calls"),

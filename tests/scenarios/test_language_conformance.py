@@ -66,10 +66,10 @@ COUNT = iter(range(10**6))
 @pytest.mark.parametrize(
     ("chat", "said"),
     [
-        (first_line("{chat} {dialogue.item.y}"), "tells the label to one who is to find it out"),
+        (first_line("{chat} {dialogue.item.y}"), "reveals the label to a verifier"),
         (
             lambda chat, dialogue, agent: [{**chat[0], "content": f"{next(COUNT)}"}, *chat[1:]],
-            "another chat when it is asked again",
+            "another chat when it is called again",
         ),
         (
             lambda chat, dialogue, agent: [*chat, *({"role": "user", "content": t[0].raw} for t in dialogue.rounds)],
@@ -128,13 +128,13 @@ def test_replies_that_break_a_promise(
     [
         (lambda items, n: items["train"], "expected a mapping of train and test"),
         (lambda items, n: {"train": items["train"]}, "must give items for train and test"),
-        (lambda items, n: {**items, "train": items["test"]}, "4 items stand in train and in test"),
+        (lambda items, n: {**items, "train": items["test"]}, "4 items are in train and in test"),
         (lambda items, n: {**items, "test": items["test"][1::2]}, "the test items all have one label"),
         (
             lambda items, n: {**items, "train": [replace(item, id=7) for item in items["train"]]},
             "the ids of train items",
         ),
-        (lambda items, n: {**items, "train": items["train"][n % 2 :]}, "other items when it is asked again"),
+        (lambda items, n: {**items, "train": items["train"][n % 2 :]}, "other items when it is called again"),
     ],
 )
 def test_items_that_break_a_promise(change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -405,7 +405,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(tmp_path: Path, name: str
     del manifest["sha256"]
     manifest["files"][name] = manifest["files"]["prover.pt"]
     path.write_text(json.dumps({**manifest, "sha256": module.checksum(manifest)}))
-    with pytest.raises(UserError, match="no file of a checkpoint"):
+    with pytest.raises(UserError, match="not of a checkpoint"):
         load_checkpoint(tmp_path)
 
 

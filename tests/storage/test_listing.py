@@ -15,7 +15,7 @@ CONFIG = (
 RUNNER = (
     "environment: {name: gymnasium, id: CartPole-v1}\nlearners: [{algorithm: {name: ppo}}]\ndriver: {timesteps: 4}\n"
 )
-TOO_LARGE = "config.yaml is no config: more than 100 levels or 50,000 values"
+TOO_LARGE = "config.yaml is not a config: more than 100 levels or 50,000 values"
 BILLIONS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
 MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))

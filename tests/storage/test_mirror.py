@@ -172,7 +172,7 @@ def test_the_same_command_goes_on_wherever_it_is_given(
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         done = given("four")
         assert done.exit_code == 2
-        assert "cannot be asked for the run" in done.stderr
+        assert "cannot be queried for the run" in done.stderr
         assert not (tmp_path / "four").exists()
 
 
@@ -634,7 +634,7 @@ def test_names_that_lead_out_are_refused(name: str, s3: str, server: int, tmp_pa
         told = refusal(lambda: fetch_mirror(f"{s3}/run", tmp_path / "a" / "b" / "fetched"))
     finally:
         delete_raw(server, f"runs/run/{name}")
-    assert "would lie outside its folder; nothing was fetched" in told or "//" in name
+    assert "would be outside its folder; nothing was fetched" in told or "//" in name
     assert not list(tmp_path.rglob("*escaped*"))
     assert not (tmp_path / "a").exists() or not any((tmp_path / "a" / "b").iterdir())
 
@@ -643,7 +643,7 @@ def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     copier(made_by_hand(tmp_path / "run", 1), f"file://{tmp_path}/mirrors").copy()
     (tmp_path / "private").write_text("private")
     (tmp_path / "mirrors" / "run" / "notes").symlink_to(tmp_path / "private")
-    assert "'notes' would lie outside its folder" in refusal(
+    assert "'notes' would be outside its folder" in refusal(
         lambda: fetch_mirror(f"file://{tmp_path}/mirrors/run", tmp_path / "fetched")
     )
     assert not (tmp_path / "fetched").exists()

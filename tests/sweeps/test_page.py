@@ -118,7 +118,7 @@ def test_failed_trials_stand_with_their_reason(tmp_path: Path) -> None:
 def test_a_sweep_without_a_single_figure_has_a_page_too(tmp_path: Path, status: Status) -> None:
     spec = spec_of(lr={"grid": [1e-3]}, seeds=())
     for trials in ([], [TrialRecord("a", {"algorithm.lr": 1e-3}, 0, status)]):
-        assert f"No trial has the figure {METRIC}." in Page(written(tmp_path, spec, trials)).text
+        assert f"No trial has the metric {METRIC}." in Page(written(tmp_path, spec, trials)).text
 
 
 def test_nothing_in_a_trial_reaches_out_of_the_page(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_nothing_in_a_trial_reaches_out_of_the_page(tmp_path: Path) -> None:
     assert "script" not in page.tags
     assert page.handlers == []
     assert all(address.startswith("#") for address in page.addresses), "identifiers within drawings"
-    assert HOSTILE in page.text, "it is shown as it stands"
+    assert HOSTILE in page.text, "it is shown as is"
     assert "default-src 'none'" in text
 
 

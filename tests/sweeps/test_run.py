@@ -168,7 +168,7 @@ def test_a_storage_path_that_cannot_work_is_refused_in_one_line(tmp_path: Path) 
 def test_a_cluster_that_is_too_small_is_said_and_leaves_no_folder(ray_session: None, tmp_path: Path) -> None:
     data = {**SWEEP, "play": {**SWEEP["play"], "num_env_runners": {"grid": [1, 9]}}, "sweep": {"metric": METRIC}}
     with pytest.raises(
-        UserError, match=r"it has 4 CPU in all, and 11 CPU are asked for .*; lower play.num_env_runners"
+        UserError, match=r"it has 4 CPU in all, and 11 CPU are requested .*; lower play.num_env_runners"
     ):
         run_sweep(parse_sweep(data), tmp_path / "large")
     assert not (tmp_path / "large").exists()

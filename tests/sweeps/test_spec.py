@@ -153,7 +153,7 @@ def test_more_samples_leave_the_first_as_they_were() -> None:
         ({"algorithm.lr": -1.0}, "algorithm.lr: got -1.0, expected number > 0 (in the setting algorithm.lr = -1.0)"),
         ({"algorithm.rate": 1.0}, "algorithm.rate: unknown key"),
         ({"schedules": {"nobody": {}}}, "schedules.nobody"),
-        ({"plugins": ["a.py"], "plugins.3": "b.py"}, "plugins.3: '3' is no index of a list of 1"),
+        ({"plugins": ["a.py"], "plugins.3": "b.py"}, "plugins.3: '3' is not an index of a list of 1"),
     ],
 )
 def test_an_impossible_setting_is_refused_and_named(values: dict[str, Any], said: str) -> None:
@@ -329,7 +329,7 @@ def test_a_figure_of_another_scenario_may_not_decide() -> None:
     assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(
         game({"metric": "eval/rho/own-choose-first"})
     )
-    assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal(
+    assert "hironaka has no verifier, name another metric, for example eval/rho/own-choose-first" in refusal(
         {**HIRONAKA, "sweep": {}}
     )
 
@@ -399,7 +399,7 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
         (game(pbt(10), evaluation={"interval": 0}, algorithm={"lr": LR}), "evaluation.interval: got 0"),
         (game(pbt(10, seeds=[1]), algorithm={"lr": LR}), "sweep.seeds: under pbt trials take over"),
         (game(pbt(10, num_samples=1), algorithm={"lr": LR}), "a population has two members or more"),
-        (game(pbt(10), algorithm={"lr": {"grid": [0.1, 0.2]}}), "it needs a space that is no grid"),
+        (game(pbt(10), algorithm={"lr": {"grid": [0.1, 0.2]}}), "it needs a space that is not a grid"),
         (
             game(pbt(10), scenario={"name": "message_game", "num_symbols": {"randint": [4, 9]}}),
             "scenario.num_symbols: pbt cannot change it",
@@ -416,7 +416,7 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
         ),
         (
             TEXT | {"sweep": asha(2, metric="eval_sampled/verifier/accuracy"), "algorithm": {"test_scheme": "last"}},
-            "algorithm.test_scheme: got last, but asha compares held-out figures on the way, use all",
+            "algorithm.test_scheme: got last, but asha compares held-out metrics on the way, use all",
         ),
     ],
 )
@@ -522,7 +522,7 @@ def test_what_a_case_changes_changes_together_and_combines_with_spaces() -> None
         ({"algorithm": None}, "sweep.cases.a: it changes algorithm.lr, over which there is a search space"),
         ({"seed": 3}, "sweep.cases.a.seed: a case cannot change it, name sweep.seeds"),
         ({"name": "x"}, "sweep.cases.a.name: a case cannot change it"),
-        ({"algorithm": {"gamma": LR}}, "sweep.cases.a: there is a search space in it"),
+        ({"algorithm": {"gamma": LR}}, "sweep.cases.a: it has a search space"),
         ({"algorithm": {"gama": 0.5}}, "algorithm.gama: unknown key, did you mean gamma? (with case = a)"),
         (3, "sweep.cases.a: got 3, expected mapping"),
     ],

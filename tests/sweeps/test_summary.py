@@ -91,7 +91,7 @@ def test_without_any_figure_there_is_no_best() -> None:
     for trials in ([], [trial(1, 0, None, "failed")], [trial(1, 0, math.nan)]):
         summary = summarise(SETTINGS, trials)
         assert (summary.best, summary.best_trial, summary.note) == (None, None, "")
-        assert headline(summary) == f"No trial has the figure {METRIC}."
+        assert headline(summary) == f"No trial has the metric {METRIC}."
         json.dumps(as_json(summary), allow_nan=False)
 
 

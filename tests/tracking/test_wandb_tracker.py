@@ -234,7 +234,7 @@ REFUSED = {
     "checkpoint-b:v7": "there is no artifact wandb:team/proofs/checkpoint-b:v7 ",
     "no-such:latest": "there is no artifact wandb:team/proofs/no-such:latest ",
     "points:latest": "model.bin only points at s3://bucket/model.bin",
-    "climbs:latest": "'../outside.txt' would lie outside its folder",
+    "climbs:latest": "'../outside.txt' would be outside its folder",
     "damaged:latest": "wandb:team/proofs/damaged:latest cannot be fetched: ",
 }
 

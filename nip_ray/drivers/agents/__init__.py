@@ -1,4 +1,4 @@
-"""The agents that nip_ray ships, by the name that settings give them."""
+"""The built-in agents, by name."""
 
 from typing import Any
 
@@ -10,8 +10,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import LearnerSettings
 
 AGENTS: dict[str, Any] = {"ppo": PPOAgent, "dqn": DQNAgent, "random": RandomAgent}
-"""Name -> class, called with (observation space, action space, number of copies, algorithm settings, network settings,
-seed)."""
+"""Name -> class, called with (observation space, action space, copies, algorithm settings, network settings, seed)."""
 
 
 def make_agent(

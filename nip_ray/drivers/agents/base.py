@@ -1,11 +1,11 @@
-"""What the shipped agents share: flags, figures, and observations as rows of numbers.
+"""The common base of the built-in agents: flags, metrics, and observations as rows of numbers.
 
 Decisions that matter here:
-- nothing random has a state: every draw is seeded by (seed, purpose, counter). A checkpoint holds counters, and an
-  agent that is loaded draws what it would have drawn;
-- rollouts lie in numpy arrays, of which torch sees views: to store a row costs a third of a microsecond, not three;
-- legal actions stand in the observations, as "action_mask" (n, actions), wherever the environment keeps them (see
-  `Copies`). They are no feature: networks do not read them.
+- nothing random has a state: every draw is seeded by (seed, purpose, counter). A checkpoint holds counters, and a
+  loaded agent continues with the same draws;
+- rollouts are numpy arrays, of which torch sees views: storing a row takes a third of a microsecond, not three;
+- legal actions are in the observations, as "action_mask" (n, actions), wherever the environment has them (see
+  `Copies`). They are not features: networks do not read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +22,8 @@ from nip_ray.errors import TrainingError, UserError
 class BaseAgent:
     """The parts of `contract.Agent` that do not depend on the algorithm. One agent acts for `num_copies` copies.
 
-    own: the other arguments that its class was called with, so that a process that gets it can build it again (networks
-    share one flat tensor of parameters, which pickling would take apart).
+    own: the other arguments of its constructor, so that another process can rebuild it (networks share one flat tensor
+    of parameters, which pickling would split).
     """
 
     def __init__(self, observation_space: Any, action_space: Any, num_copies: int, *own: Any) -> None:
@@ -36,34 +36,34 @@ class BaseAgent:
         return _rebuilt, (type(self), self._arguments, self.training, self.state_dict())
 
     def enable_training_mode(self, enabled: bool) -> None:
-        """Return True if what happens is stored and learned from."""
+        """Set whether transitions are stored and learned from."""
         self.training = enabled
 
     def begin(self) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
     def pre_interaction(self, timestep: int, timesteps: int) -> None:
-        """Nothing to do before acting."""
+        """Do nothing."""
 
     def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def update(self, timestep: int, timesteps: int) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def track_data(self, tag: str, value: float) -> None:
-        """Add one value to a figure."""
+        """Add one value to a metric."""
         self.tracker.add(tag, value)
 
     def tracked(self) -> dict[str, float]:
-        """The figures since the last call."""
+        """The metrics since the last call."""
         return self.tracker.take()
 
     def state_dict(self) -> dict[str, Any]:
-        """Figures not yet taken."""
+        """Metrics since the last call."""
         return {"tracked": self.tracker.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class BaseAgent:
 
 
 def refuse_not_finite(what: str, figures: Any, **seen: np.ndarray) -> None:
-    """Raise TrainingError where `figures` of `what` are not finite. seen: what they were made of, by name."""
+    """Raise TrainingError if `figures` of `what` are not finite. seen: their inputs, by name."""
     if np.isfinite(figures).all():
         return
     broken = " and ".join(name for name, values in seen.items() if not np.isfinite(values).all())
@@ -100,12 +100,10 @@ def put_weights(parameters: Iterable[torch.Tensor], stored: Iterable[torch.Tenso
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
-    """(width, function from observations to (n, width) float32 rows): the parts of a Dict or Tuple one after the other,
-    in their order.
+    """(width, function from observations to (n, width) float32 rows): parts of a Dict or Tuple joined in order.
 
-    Observations may come as {"observation", "action_mask"} (see `legal_of`), and tuples as mappings (see `Copies`).
-    Raises UserError for a space that is neither Box, MultiBinary, Discrete nor MultiDiscrete, nor a Dict or Tuple of
-    such.
+    Observations may be {"observation", "action_mask"} (see `legal_of`), and tuples mappings (see `Copies`). Raises
+    UserError for a space that is not Box, MultiBinary, Discrete or MultiDiscrete, nor a Dict or Tuple of such.
     """
     width, encode = _encoder(space)
     if isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces:
@@ -140,7 +138,7 @@ def _encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
 
 
 def legal_of(observations: Rows) -> np.ndarray | None:
-    """(n, actions) bool: which actions are legal; None where all are."""
+    """(n, actions) bool: mask of legal actions; None if all are legal."""
     return (
         np.asarray(observations[MASK], dtype=bool)
         if isinstance(observations, Mapping) and MASK in observations

@@ -1,12 +1,12 @@
-"""Deep Q-learning over the copies of one scope: `nip_ray.learning.dqn` and `nip_ray.learning.replay` behind the
-contract of an agent.
+"""Deep Q-learning over the copies of one scope: `nip_ray.learning.dqn` and `nip_ray.learning.replay` with the interface
+of an agent.
 
 Decisions that matter here:
-- only a terminated transition has no value after it. A truncated one has: that of the observation it led to, which is
-  stored with it;
-- the ring holds transitions, not timesteps: steps that are none are left out;
-- what is legal is stored with the next observation, for its value; nothing illegal is chosen, explored or bootstrapped
-  from.
+- only a terminated transition has no value after it. A truncated one has that of its next observation, which is stored
+  with it;
+- the ring holds transitions, not timesteps: steps that are not transitions are left out;
+- legal actions are stored with the next observation, for its value; illegal ones are never chosen, explored or
+  bootstrapped from.
 """
 
 import copy
@@ -30,8 +30,7 @@ from nip_ray.settings.drivers import DQNAgentSettings, NetworkSettings
 
 
 class DQNAgent(BaseAgent):
-    """A learner by DQN. Raises UserError for actions that are not Discrete and observations that no network of ours
-    reads (`encoder`)."""
+    """A DQN learner. Raises UserError for actions that are not Discrete and unsupported observations (`encoder`)."""
 
     def __init__(
         self,
@@ -72,8 +71,7 @@ class DQNAgent(BaseAgent):
     def act(
         self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
     ) -> np.ndarray:
-        """Actions, one row a copy: the best legal ones, or each an even draw with the probability of exploration at
-        this timestep."""
+        """Actions, one row per copy: the best legal ones, or uniform ones at this timestep's exploration rate."""
         with torch.inference_mode():
             value = self.online(torch.from_numpy(self._encode(observations)))
             legal = self._legal(observations, len(value))
@@ -94,7 +92,7 @@ class DQNAgent(BaseAgent):
         return self._all_legal if count == self.num_copies else self._all_legal[:1].expand(count, -1)
 
     def exploration(self, timestep: int, timesteps: int) -> float:
-        """The share of random actions in a timestep; outside training, that of the end."""
+        """The share of random actions in a timestep; outside training, the final one."""
         setting = self.settings
         if not self.training:
             return setting.exploration_end
@@ -104,7 +102,7 @@ class DQNAgent(BaseAgent):
         return setting.exploration_start + done * (setting.exploration_end - setting.exploration_start)
 
     def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
-        """Store what is a transition, in training."""
+        """Store transitions, in training."""
         if not self.training:
             return
         ended = np.asarray(transition.terminated)
@@ -122,7 +120,7 @@ class DQNAgent(BaseAgent):
         self.replay.add(rows)
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
-        """Learn, and move the target network, when it is time."""
+        """Learn, and move the target network, when due."""
         if not self.training or timestep < self.settings.learning_starts or not self.replay.size:
             return
         if timestep % self.settings.update_interval == 0:
@@ -131,7 +129,7 @@ class DQNAgent(BaseAgent):
             update_target(self.target, self.online, self.settings.polyak)
 
     def update(self, timestep: int, timesteps: int) -> None:
-        """Gradient steps on draws from the ring. Raises TrainingError where the loss is not finite."""
+        """Gradient steps on samples from the ring. Raises TrainingError if the loss is not finite."""
         draws, steps, total = generator(self._seed, "replay", self.updates), self.settings.gradient_steps, 0.0
         for _ in range(steps):
             batch = self.replay.sample(self.settings.batch_size, draws).rows
@@ -156,7 +154,7 @@ class DQNAgent(BaseAgent):
 
     @torch.no_grad()
     def targets(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """(n,): what the values of some transitions ought to be."""
+        """(n,): the target values of some transitions."""
         after = batch["next_observation"]
         chooses = self.online(after) if self.settings.double else None
         return td_target(batch["reward"], batch["discount"], self.target(after), batch["next_legal"], chooses)

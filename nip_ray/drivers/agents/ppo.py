@@ -1,14 +1,14 @@
 """Proximal policy optimisation over the copies of one scope, for discrete and continuous actions: losses and advantages
-of `nip_ray.learning` behind the contract of an agent.
+of `nip_ray.learning` with the interface of an agent.
 
 Decisions that matter here:
-- acting needs the policy alone: values and old log-probabilities of all transitions are computed at once when it is
-  time to learn, by the very weights that acted;
-- a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the
-  last step of a stretch. Steps that are no transitions are not learned from;
+- acting only needs the policy: values and old log-probabilities of all transitions are computed at once before
+  learning, with the weights that acted;
+- a terminated episode has no value after its end, a truncated one has that of its next observation, and so has the last
+  step of a stretch. Steps that are not transitions are not learned from;
 - illegal actions have probability 0 in play and in learning, so that ratios and entropies are about legal ones;
-- every epoch shuffles all transitions. Advantages are normalised over the whole stretch. Of a stretch without any, all
-  copies beginning an episode, nothing is learned.
+- every epoch shuffles all transitions. Advantages are normalised over the whole stretch. From a stretch without any, in
+  which all copies begin an episode, nothing is learned.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,9 @@ _FIGURES = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm"
 
 
 class PPOAgent(BaseAgent):
-    """A learner by PPO. Spaces are those of one copy; the seed is its own.
+    """A PPO learner. Spaces are those of one copy; the seed is its own.
 
-    Raises UserError for actions that are neither Discrete nor a Box, and observations that no network of ours reads
-    (`encoder`).
+    Raises UserError for actions other than Discrete or Box, and unsupported observations (`encoder`).
     """
 
     def __init__(
@@ -81,14 +80,14 @@ class PPOAgent(BaseAgent):
         self._raw: np.ndarray | None = None
 
     def _keep_legal(self, num_actions: int) -> None:
-        """Keep what was legal from now on: the first observation with a mask says that there are such."""
+        """Store legal actions from now on, after the first observation with a mask."""
         if "legal" not in self._buffers:
             self._buffers["legal"] = np.ones((self.settings.rollouts, self.num_copies, num_actions), dtype=bool)
 
     def act(
         self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
     ) -> np.ndarray:
-        """Actions, one row a copy, as the environment takes them; legal ones, where it tells."""
+        """Actions, one row per copy, in the environment's form; legal ones, if it reports them."""
         legal = legal_of(observations)
         if legal is not None:
             self._keep_legal(legal.shape[-1])
@@ -114,7 +113,7 @@ class PPOAgent(BaseAgent):
         return self._noise[self._filled]
 
     def begin(self) -> None:
-        """The episodes in flight count as truncated where they stand."""
+        """Episodes in flight count as truncated."""
         if self._filled:
             last = self._filled - 1
             self._buffers["truncated"][last] |= ~self._buffers["terminated"][last]
@@ -142,7 +141,7 @@ class PPOAgent(BaseAgent):
             self.update(timestep, timesteps)
 
     def update(self, timestep: int, timesteps: int) -> None:
-        """Learn from what is stored, and forget it. Raises TrainingError where a loss or gradient is not finite."""
+        """Learn from the stored stretch, and clear it. Raises TrainingError if a loss or gradient is not finite."""
         used_lr = self.learning_rate * (1 - timestep / timesteps if self.settings.anneal_lr else 1)
         self._optimizer.set_learning_rate(used_lr)
         if self._buffers["valid"][: self._filled].any():
@@ -166,8 +165,7 @@ class PPOAgent(BaseAgent):
 
     @torch.no_grad()
     def _batch(self) -> dict[str, Tensor]:
-        """One row a transition: observation, action, its old log-probability and value, advantage, target, what was
-        legal."""
+        """A row per transition: observation, action, old log-probability, value, advantage, target, legal actions."""
         stored = {name: torch.from_numpy(buffer[: self._filled]) for name, buffer in self._buffers.items()}
         action, terminated_TB, valid_TB = stored["action"], stored["terminated"], stored["valid"]
         observation_N = stored["observation"].flatten(0, 1)
@@ -192,7 +190,7 @@ class PPOAgent(BaseAgent):
         return made if "legal" not in stored else {**made, "legal": stored["legal"][valid_TB]}
 
     def _epochs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        """The figures of each minibatch, up to the one whose policy had moved enough."""
+        """The metrics of each minibatch, up to the one whose policy had moved enough."""
         shuffle, limit = generator(self._seed, "shuffle", self.updates), self.settings.kl_threshold
         figures: list[Tensor] = []
         for _ in range(self.settings.num_epochs):
@@ -211,7 +209,7 @@ class PPOAgent(BaseAgent):
         played = PlayedTurns(batch["log_prob"], batch["value"], batch["advantage"], batch["target"])
         value, bonus = self.value(batch["observation"]).squeeze(-1), settings.entropy_coefficient
         loss = ppo_loss(log_prob, entropy, value, played, self._losses, torch.zeros(()), bonus)
-        # one after the other: half as much memory in use stays in the cache
+        # one after the other: with half the memory in use, it stays in the cache
         actor_loss = loss.objective + loss.entropy if bonus else loss.objective
         gradient_of = dict(zip(self._actor, torch.autograd.grad(actor_loss, self._actor), strict=True))
         by_critic = torch.autograd.grad(loss.critic, self._critic)
@@ -226,7 +224,7 @@ class PPOAgent(BaseAgent):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, counters, and what is stored of the stretch in progress."""
+        """Weights, optimizer, counters, and the stored stretch in progress."""
         return {
             **super().state_dict(),
             "parameters": copies_of_weights(self._parameters),

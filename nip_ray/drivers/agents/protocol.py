@@ -1,11 +1,10 @@
-"""A learner that plays for every agent of a protocol and learns by one of our algorithms: PPO, REINFORCE, the
-Stackelberg family, solo.
+"""A learner for all agents of a protocol, by one of our algorithms: PPO, REINFORCE, the Stackelberg family, solo.
 
 Decisions that matter here:
 - it learns from whole episodes: when the last copy of its batch has ended, the batch goes to the algorithm as the
-  rollout of one iteration. With all copies, the same seed and the same number of them it learns, bit for bit, what
-  `nip-ray train` learns;
-- a batch that is cut (all copies were reset) is forgotten. The next one is played, and learned from, in its place;
+  rollout of one iteration. With all copies, and the same seed and number of them, it learns bit-identically to `nip-ray
+  train`;
+- a batch that is cut (all copies were reset) is discarded. The next one is played, and learned from, in its place;
 - the algorithm is RLlib's object with everything in this process: no runner plays, no process or cluster is started.
 """
 
@@ -32,17 +31,17 @@ from nip_ray.seeding import generator
 
 
 class ProtocolAgent(BaseAgent):
-    """The agents of a protocol on n copies, and the algorithm by which they learn. algorithm: RLlib's object.
+    """The agents of a protocol on n copies, and their algorithm. algorithm: RLlib's object.
 
-    experiment: a dumped `ExperimentConfig` for a learner that stands alone (`nip_ray.drivers.experiments.alone`).
-    Raises UserError for an algorithm that insists on playing itself.
+    experiment: a dumped `ExperimentConfig` for an independent learner (`nip_ray.drivers.experiments.alone`). Raises
+    UserError for an algorithm that has to play itself.
     """
 
     def __init__(self, experiment: Mapping[str, Any], num_copies: int) -> None:
         from nip_ray.rllib.registry import ALGORITHMS
 
         config = ExperimentConfig.model_validate(experiment)
-        for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
+        for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set their own levels
             logging.getLogger(name).setLevel(logging.ERROR)
         check_drivable(config)
         rule = ALGORITHMS[config.algorithm.name]()
@@ -55,7 +54,7 @@ class ProtocolAgent(BaseAgent):
         self.scenario = scenario_of(runner.experiment, self._device)
         self.protocol = self.scenario.protocol
         self._seed, self._silent = config.seed, runner.skip_silent_messages
-        # of the batch in progress, what learning needs of each and nobody can rebuild
+        # of the batch in progress, data for learning that cannot be rebuilt
         self._rounds: list[dict[str, np.ndarray]] = []
         self._chosen: dict[str, np.ndarray] = {}
         self._noise: torch.Generator | None = None
@@ -63,7 +62,7 @@ class ProtocolAgent(BaseAgent):
 
     @property
     def updates(self) -> int:
-        """Batches learned from."""
+        """Number of batches learned from."""
         return int(self.algorithm.train_iteration)
 
     @torch.no_grad()
@@ -85,7 +84,7 @@ class ProtocolAgent(BaseAgent):
             id_N, round_N, seed_N = (shown[name][copy_N] for name in ("id", "round", "seed"))
             obs = self.scenario.observe(agent, id_N, said.rows(copy_N), round_N, seed_N)
             network = self.networks[agent]
-            if network.training:  # learning left it so
+            if network.training:  # left so by learning
                 network.eval()
             policy = network(obs, True, False)[0]
             action = policy.choose(noise, copy_N, count)
@@ -102,7 +101,7 @@ class ProtocolAgent(BaseAgent):
         return {**actions, "similarity": similarity_B.cpu().numpy()}
 
     def _noise_of(self, timestep: int) -> torch.Generator:
-        """One stream for a batch, as the core draws it."""
+        """One stream per batch, as in the core."""
         if not self.training:
             return generator(self._seed, "evaluate", timestep, device=self._device)
         if self._noise is None:
@@ -126,11 +125,11 @@ class ProtocolAgent(BaseAgent):
         return torch.from_numpy(array).to(self._device)
 
     def begin(self) -> None:
-        """The batch in progress is forgotten."""
+        """Discard the batch in progress."""
         self._rounds, self._noise, self._end = [], None, None
 
     def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
-        """Note whose turn it was and what it paid, in training; what was said stands in the last observation."""
+        """Record turns and rewards, in training; messages are in the last observation."""
         # waiting for other learners' copies
         if not self.training or (transition.valid is not None and not transition.valid.any()):
             return
@@ -147,11 +146,11 @@ class ProtocolAgent(BaseAgent):
             self.update(timestep, timesteps)
 
     def update(self, timestep: int, timesteps: int) -> None:
-        """Learn from the batch, and forget it. Raises TrainingError where a gradient is not finite."""
+        """Learn from the batch, and clear it. Raises TrainingError if a gradient is not finite."""
         assert self._end is not None, "a batch is learned from when all of its episodes have ended"
         rollout = self._rollout(self._end)
         for name, value in self.algorithm.learn_from([RolloutSamples(rollout, 0)]).items():
-            if math.isfinite(value):  # an agent without a single turn has figures of nothing
+            if math.isfinite(value):  # an agent without a single turn has undefined metrics
                 self.track_data(name.removeprefix("learn/"), value)
         self.begin()
 
@@ -185,7 +184,7 @@ class ProtocolAgent(BaseAgent):
         return Rollout(**parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, counters, and what is noted of the batch in progress."""
+        """Weights, optimizers, counters, and the records of the batch in progress."""
         return {
             **super().state_dict(),
             "training": self.algorithm.training_state(),
@@ -204,8 +203,8 @@ class ProtocolAgent(BaseAgent):
 
 
 def check_drivable(config: ExperimentConfig) -> None:
-    """Raises UserError for an algorithm whose iterations are more than a rollout and an update, and for what needs more
-    than the episodes of an environment."""
+    """Raise UserError for an algorithm whose iterations are more than a rollout and an update, or which needs more than
+    the episodes of an environment."""
     from nip_ray.rllib.algorithm import ProtocolAlgorithm
     from nip_ray.rllib.registry import ALGORITHMS
 

@@ -1,4 +1,4 @@
-"""Actions drawn evenly from the action space: what any learner must beat."""
+"""Uniform actions from the action space: a baseline."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ _COUNTED = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium
 
 
 class RandomAgent(BaseAgent):
-    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither counted nor a bounded Box,
-    and for observations that no agent of ours is shown (`encoder`)."""
+    """Learns nothing; its actions are random, greedy or not. Raises UserError for actions that are neither discrete nor
+    a bounded Box, and for unsupported observations (`encoder`)."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class RandomAgent(BaseAgent):
     ) -> None:
         super().__init__(observation_space, action_space, num_copies, settings, network, seed)
         self._seed = seed
-        encoder(observation_space)  # refuses what no agent is shown
+        encoder(observation_space)  # refuses unsupported spaces
         bounded = isinstance(action_space, gymnasium.spaces.Box) and action_space.is_bounded()
         if not bounded and not isinstance(action_space, _COUNTED):
             raise UserError(
@@ -52,7 +52,7 @@ class RandomAgent(BaseAgent):
     def act(
         self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
     ) -> np.ndarray:
-        """Actions, one row a copy; of the legal ones, where the environment tells."""
+        """Actions, one row per copy; of the legal ones, if the environment reports them."""
         purpose = ("act", self.acted) if self.training else ("evaluate", timestep)
         self.acted += self.training
         random = np.random.default_rng(stable_seed(self._seed, *purpose))

@@ -1,8 +1,6 @@
-"""The report of a run: one self-contained HTML page with its findings, curves and transcripts, and the curves as PDF
-files.
+"""The report of a run: one self-contained HTML page with findings, curves and transcripts, and the curves as PDF files.
 
-It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed or is
-still running.
+It reads only files of the run folder, so it can be rewritten at any time, also for a killed or running run.
 """
 
 from collections.abc import Callable
@@ -17,13 +15,12 @@ if TYPE_CHECKING:
 
 
 def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callable[[str], None] | None = None) -> Path:
-    """Write ``report.html`` and ``curves/*.pdf`` into `run_dir` and return the page's path. transcripts: see
-    `report_page`.
+    """Write ``report.html`` and ``curves/*.pdf`` into `run_dir` ; returns its path. transcripts: see `report_page`.
 
-    Only metrics.jsonl must be there; what else is missing or damaged is said on the page. Raises UserError when there
-    is no run, the transcripts that were asked for cannot be read, or the folder cannot be written. told: hears what the
-    page says is missing or damaged, one sentence at a time; with it, newest transcripts of which nothing can be read
-    are a UserError too, once the page is written. The end of a training run, which must not fail for that, has none.
+    Only metrics.jsonl must exist; the page notes what else is missing or damaged. Raises UserError if there is no run,
+    the requested transcripts cannot be read, or the folder cannot be written. told: called with each of the page's
+    notes; then unreadable newest transcripts raise UserError too, once the page is written. Training passes none, since
+    it must not fail for that.
     """
     from nip_ray.evaluation.report.source import read_run
     from nip_ray.storage.files import write_atomically
@@ -57,8 +54,7 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
 
 
 def headline(run_dir: Path) -> str:
-    """What the report of a run begins with, three lines: the task, who is paid, and what it came to, first where it did
-    not learn."""
+    """The headline of a run's report, three lines: the task, who is paid, and the result, first if it did not learn."""
     from nip_ray.evaluation.report.describe import describe
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.source import read_run
@@ -73,9 +69,9 @@ def report_page(
 ) -> tuple[str, dict[str, bytes]]:
     """The page of a run and its curves by name, as PDF files; nothing is written.
 
-    transcripts: the file of them to show, as in 000050 (None: the newest). live: the mark of a page that is served and
-    looks for newer ones ("": it does not). running: whether a process is writing the run, so that the page says how far
-    it is. Raises UserError when there is no run, or the transcripts that were asked for cannot be read.
+    transcripts: the file of transcripts to show, such as 000050 (None: the newest). live: the mark of a served page
+    that polls for newer ones ("": not served). running: True if a process is writing the run, so the page shows its
+    progress. Raises UserError if there is no run, or the requested transcripts cannot be read.
     """
     from nip_ray.evaluation.report.source import read_run
 
@@ -83,7 +79,7 @@ def report_page(
 
 
 def _page(source: "RunSource", live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:
-    # here, not above: training imports this module, and must not wait for matplotlib
+    # not at the top: training imports this module, and matplotlib is slow to load
     from nip_ray.evaluation.report import curves
     from nip_ray.evaluation.report.contents import page_contents
     from nip_ray.evaluation.report.findings import find

@@ -1,8 +1,7 @@
-"""Transcripts of several runs side by side: what each of them played on the same instance.
+"""Transcripts of several runs side by side, by instance.
 
-Instances that all runs have played come first, among them those on which verdicts differ, then those on which somebody
-was wrong. An instance is known by its number in the records: runs of other data sets, whose numbers mean others, are
-told apart by their labels alone.
+Instances that all runs have played come first: among them those with different verdicts, then those with a wrong one.
+An instance is identified by its number; across data sets, whose numbers differ in meaning, only labels tell them apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ INSTANCES_LISTED = 300
 
 @dataclass(frozen=True)
 class Column:
-    """A run. source: None where nothing of it could be read; note says why."""
+    """A run. source: None if it cannot be read; note has the reason."""
 
     name: str
     source: RunSource | None
@@ -36,8 +35,7 @@ class Column:
 
 
 def beside(columns: Sequence[Column], instance: str) -> dict[str, Any]:
-    """Variables of beside.html.j2. instance: which to show, as the page spells it; the first of the list where no run
-    has it."""
+    """Variables of beside.html.j2. instance: the one to show, as the page spells it; else the first."""
     played = [column.records for column in columns]
     names = list(dict.fromkeys(name for records in played for name in records))
     listed = sorted(
@@ -66,7 +64,7 @@ def beside(columns: Sequence[Column], instance: str) -> dict[str, Any]:
 
 
 def transcript_files(columns: Sequence[Column]) -> list[str]:
-    """The files of transcripts that any of these runs has, by iteration."""
+    """The transcript files that any of these runs has, by iteration."""
     found = {
         name
         for column in columns
@@ -77,8 +75,7 @@ def transcript_files(columns: Sequence[Column]) -> list[str]:
 
 
 def _listed(name: str, played: Sequence[Mapping[str, list[Record]]]) -> dict[str, Any]:
-    """An instance in the list: how each run did on it ("right", "wrong", "played" where nothing judges, "" for
-    none)."""
+    """An instance in the list, with each run's result ("right", "wrong", "played" without a verdict, "" for none)."""
     records = [own.get(name, [None])[0] for own in played]
     marks = [
         "" if one is None else "played" if "verdict" not in one else "right" if is_right(one) else "wrong"

@@ -1,17 +1,16 @@
-"""Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures
+"""Compare several runs on one page: grouped by config apart from the seed, with curves, bands over seeds, and metrics
 with intervals.
 
 Decisions that matter here:
-- figures of different tasks are not set side by side: runs must share scenario, protocol and the settings that choose
-  their held-out instances. What else they differ in, the protocol's parameters among it, is what a comparison is about;
-- a group's figure is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three
-  seeds a mean is one lucky seed away from any other. A run that is alone in its group has its own figure and its own
-  interval, of its episodes;
-- that one setting is better than another is said of groups with `MIN_SEEDS` seeds each, and else that these runs are.
-  So the same seed may not count twice: two runs with one config and one seed are refused;
+- different tasks are not compared: runs must share scenario, protocol and the settings that choose their held-out
+  instances. Other differences, including the protocol's parameters, are the subject of a comparison;
+- a group's metric is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three
+  seeds a mean depends on one lucky seed. A run alone in its group has its own metric and interval, over its episodes;
+- claims about settings need groups with `MIN_SEEDS` seeds each; otherwise claims are about these runs. So no seed may
+  count twice: two runs with one config and one seed are refused;
 - a curve's line is the mean at iterations that all seeds of the group have, its band their range. Where some have
-  stopped, the mean of the others is no learning curve;
-- groups are named by the settings in which they differ, which is what a comparison is about.
+  stopped, the mean of the others is not a learning curve;
+- groups are named by the settings in which they differ.
 """
 
 import json
@@ -55,7 +54,7 @@ _CURVES = (
     ("train/verifier/undecided", "Undecided, training", "share of episodes"),
     ("train/episode_length", "Episode length, training", "rounds"),
 )
-_EXAMINED = ("on training instances", "evaluated", "held out")  # the first that holds of a run
+_EXAMINED = ("on training instances", "evaluated", "held out")  # the first that applies to a run
 _OVER_SEEDS = (
     "Over seeds: interquartile mean with a bootstrap 95 % interval, widened for few seeds (normality assumed below 5). "
     "A run alone: its own metric, with the interval of its episodes; another seed may lie far outside it."
@@ -76,20 +75,20 @@ _OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that cho
 
 @dataclass(frozen=True)
 class Run:
-    """A run with the name that tells it from the others."""
+    """A run with the name that distinguishes it from the others."""
 
     name: str
     source: RunSource
 
     @property
     def seed(self) -> str:
-        """As its config has it."""
+        """The seed in its config."""
         return short(self.source.config.get("seed", "?"), 20)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed. settings: dotted key -> value, of all but what may differ."""
+    """Runs that differ only in their seed. settings: dotted key -> value, of all settings that may not differ."""
 
     label: str
     runs: Sequence[Run]
@@ -97,11 +96,10 @@ class Group:
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
-    """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be
-    shown with them.
+    """Write the page of these runs to `out`; return it. cross_play: the output of `nip-ray cross-play --out`, or None.
 
-    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), runs of
-    different scenarios, protocols or held-out instances, a file of cross-play that cannot be read, and an `out` that
+    Raises UserError for fewer than two runs, a folder that is not a run, the same run twice (also by config and seed),
+    runs of different scenarios, protocols or held-out instances, an unreadable cross-play file, and an `out` that
     cannot be written.
     """
     from nip_ray.storage.files import write_atomically
@@ -148,7 +146,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
                 overlap := finite(run.source.evaluation.get("overlap"))
             ):
                 notes.append(
-                    f"{run.name}: its figures leave out the {overlap:,.0f} evaluated instances that it was trained"
+                    f"{run.name}: its metrics leave out the {overlap:,.0f} evaluated instances that it was trained"
                     " with."
                 )
     return sections(
@@ -177,12 +175,12 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The groups in the order of their first runs, labelled by what tells them apart."""
+    """The groups in the order of their first runs, labelled by their differences."""
     found: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
         own = flat({key: value for key, value in run.source.config.items() if key not in FREE_KEYS})
-        # a config that cannot be read is like no other
+        # an unreadable config matches no other
         key = json.dumps(own, sort_keys=True, default=str) if own else run.name
         found.setdefault(key, []).append(run)
         settings[key] = own
@@ -192,8 +190,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
-    """The settings that tell the group apart, or its first run's name where these are too many, or the same for another
-    group."""
+    """The settings that distinguish the group, or its first run's name where these are too many or ambiguous."""
 
     def told(one: Group) -> str:
         return ", ".join(
@@ -208,7 +205,7 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
 
 
 def _name(key: str, settings: Iterable[str]) -> str:
-    """The last word of a key; with the one before it where others end so, unless it is the learning rule's."""
+    """The last part of a key; with the one before it if another key ends alike, unless it is the algorithm's."""
     *above, last = key.split(".")
     alone = above == ["algorithm"] or sum(other.rpartition(".")[2] == last for other in settings) < 2
     return last if alone else ".".join([*above[-1:], last])
@@ -232,8 +229,7 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
 
 
 def _refuse_strangers(runs: Sequence[Run]) -> None:
-    """UserError for runs of which one was asked something else than the others. A config that cannot be read says
-    nothing."""
+    """Raise UserError unless all runs have the same task. Unreadable configs are skipped."""
     first, *others = [run for run in runs if run.source.config] or runs[:1]
     for run in others:
         for key in ("scenario", "protocol"):
@@ -252,7 +248,7 @@ def _refuse_strangers(runs: Sequence[Run]) -> None:
 
 
 def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> value of the settings of a scenario that choose which instances are held out."""
+    """Key -> value of a scenario's settings that choose the held-out instances."""
     scenario = section(config, "scenario")
     data = section(scenario, "data")
     if not data:
@@ -260,14 +256,14 @@ def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
     left_out = set(_OF_TRAINING)
     if data.get("test") is not None:
         left_out.add("train")
-        # the others say how pairs are made; the seed, which are taken of so many
+        # the others define how pairs are made; the seed, which ones are taken
         if scenario.get("name") == "graph_isomorphism":
             left_out |= data.keys() - {"test", "num_test"} - ({"seed"} if data.get("num_test") is not None else set())
     return flat({key: value for key, value in data.items() if key not in left_out}, "data")
 
 
 def _examined(groups: Sequence[Group]) -> str:
-    """What the evaluated instances are called."""
+    """The description of the evaluated instances."""
     return (
         "held-out"
         if all(is_held_out(run.source) for group in groups for run in group.runs)
@@ -276,7 +272,7 @@ def _examined(groups: Sequence[Group]) -> str:
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
-    """UserError for a seed that a group has twice: a copy says nothing that the first run has not said."""
+    """Raise UserError for a seed that a group has twice: a copy adds no information."""
     for group in groups:
         first: dict[str, Run] = {}
         for run in group.runs:
@@ -289,7 +285,7 @@ def _refuse_twins(groups: Sequence[Group]) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """The folders' own names, with as much of their paths before them as tells all apart."""
+    """The folders' names, with as many parent folders as needed to be unique."""
     depth, names = 1, [path.name for path in paths]
     while len(set(names)) < len(names):
         depth += 1
@@ -324,18 +320,17 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _differences(groups: Sequence[Group]) -> list[tuple[str, ...]]:
-    """(key, the value of each group ...) of the settings that are not the same in all."""
+    """(key, the value in each group ...) of the settings that differ."""
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     rows = [(key, [_value(group.settings.get(key)) for group in groups]) for key in keys]
     return [(short(key, 80), *values) for key, values in rows if len(set(values)) > 1]
 
 
-# ---------------------------------------------------------------------------------------------------------- figures
+# -------------------------------------------------------------------------------------------------------------- figures
 
 
 def _run_figure(source: RunSource, key: str) -> Figure | None:
-    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or the soundness
-    error under attack."""
+    """A held-out metric of a run: greedy if so evaluated, an exact one, or the soundness error under attack."""
     if key == _ERROR:
         return soundness_error(source)
     exact = exact_figures(source).get(key)
@@ -343,7 +338,7 @@ def _run_figure(source: RunSource, key: str) -> Figure | None:
 
 
 def group_figure(group: Group, key: str) -> Figure | None:
-    """The interquartile mean over a group's seeds with its interval; of a single run its own figure. n: runs, or the
+    """The interquartile mean over a group's seeds with its interval; for a single run its own metric. n: runs, or the
     run's episodes."""
     found = _of_runs(group, key)
     if len(found) < 2:
@@ -354,12 +349,12 @@ def group_figure(group: Group, key: str) -> Figure | None:
 
 
 def _of_runs(group: Group, key: str) -> list[Figure]:
-    """The figures of those of a group's runs that have it."""
+    """The metrics of those of a group's runs that have it."""
     return [figure for run in group.runs if (figure := _run_figure(run.source, key)) is not None]
 
 
 def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
-    """The heads of the columns, and a row for each figure that at least one group has."""
+    """The heads of the columns, and a row for each metric that at least one group has."""
     sources = [run.source for group in groups for run in group.runs]
     paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
     exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
@@ -381,7 +376,7 @@ def _is_share(key: str) -> bool:
 
 
 def _sentence(groups: Sequence[Group]) -> str:
-    """Which group decides best, and whether that is more than luck, as far as so many seeds can tell."""
+    """The best group, and whether the difference is significant."""
     found = [(group, figure) for group in groups if (figure := group_figure(group, _ACCURACY)) is not None]
     if not found:
         return (
@@ -414,7 +409,7 @@ def _words(group: Group, figure: Figure, examined: str) -> str:
     return f"{percent_words(figure.estimate)} {what} ({how}{f', {sure}' if sure else ''})"
 
 
-# ----------------------------------------------------------------------------------------------------------- curves
+# --------------------------------------------------------------------------------------------------------------- curves
 
 
 def _panels(groups: Sequence[Group]) -> list[Panel]:
@@ -443,8 +438,7 @@ def band(group: Group, key: str, colour: int) -> Series | None:
 
 
 def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: int) -> Series | None:
-    """The mean of several curves (iteration -> value) with their range, at the iterations that all have; None without
-    any such."""
+    """The mean of several curves (iteration -> value), the range, at the iterations that all have; None without any."""
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None

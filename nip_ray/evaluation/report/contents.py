@@ -1,4 +1,4 @@
-"""What a page holds besides its headline and curves: plain strings and numbers that the template only has to place."""
+"""The content of a page apart from its headline and curves: plain strings and numbers for the template."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ GROUP_NOTES = {
 
 
 def page_contents(source: RunSource, findings: Findings, running: bool = False) -> dict[str, Any]:
-    """Variables of the template, all but the curves. running: whether the run is still running."""
+    """Variables of the template, all but the curves. running: True if the run is still running."""
     scale = None
     # the headline's picture: positions in per mille of the axis from 0 to 1
     if (accuracy := findings.accuracy) is not None:
@@ -115,8 +115,7 @@ _TILES = {
 
 
 def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
-    """(name, figure, interval): what a run comes to, of the greedy evaluation, or the sampled one where there is no
-    other."""
+    """(name, metric, interval): the results of a run, from the greedy evaluation, or else the sampled one."""
     tiles = [(short(name, 40), f"{x:.3g}", "exact") for name, x in exact_figures(source).items() if name.count("/") < 2]
     shares = {
         name: held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}")
@@ -135,7 +134,7 @@ def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
 
 
 def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
-    """What the run was, how far it came, and where its time went."""
+    """Settings, progress and timing of the run."""
     last, config = source.rows[-1], source.config
     done, wanted = int(last["iteration"]), config.get("iterations")
     unfinished = isinstance(wanted, int) and done < wanted
@@ -188,7 +187,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
 
 
 def _progress(source: RunSource) -> str:
-    """How far a running run is, how long it will take at the pace of its last 20 iterations, and when it last wrote a
+    """The progress of a running run, the time left at the pace of the last 20 iterations, and the age of its last
     row."""
     done, wanted = int(source.rows[-1]["iteration"]), source.config.get("iterations")
     wanted = wanted if isinstance(wanted, int) else None
@@ -207,7 +206,7 @@ def _progress(source: RunSource) -> str:
 
 
 def _cite(source: RunSource) -> str:
-    """What tells this run from all others, for a paper's appendix or a message to a colleague."""
+    """The identity of the run, for a citation."""
     told = source.environment
     lines = {
         "run": short(source.config.get("name") or source.run_dir.name, 100),
@@ -221,7 +220,7 @@ def _cite(source: RunSource) -> str:
 
 
 def _machine(source: RunSource) -> list[tuple[str, str]]:
-    """Machine and versions of a run."""
+    """Machine and package versions of a run."""
     told = source.environment
     names = {
         "platform": "system",
@@ -246,7 +245,7 @@ def _total(source: RunSource, key: str) -> float:
 
 
 def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
-    """The table of final figures: one row a metric."""
+    """The table of final metrics, one per row."""
     names = NAMES | {f"{agent}/return": f"Return of {agent}" for agent in agents(source.rows)}
     if len(verdicts_of(source.config)) > 2:
         names |= {
@@ -266,7 +265,7 @@ _SOUND = "Soundness: right, of those where a wrong verdict is argued for"
 
 
 def _confusion(source: RunSource) -> dict[str, Any] | None:
-    """Verdicts across, labels down, shares of each label; greedy where it was evaluated so."""
+    """Verdicts across, labels down, shares of each label; greedy if so evaluated."""
     names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
     columns = (*names, VERDICTS[-1])
     for mode in ("greedy", "sampled") if len(names) > 2 else ():
@@ -283,8 +282,7 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
 
 
 def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, Any]:
-    """label, n, and (figure, interval) for greedy, sampled and searched play and the newest training row that has
-    it."""
+    """label, n, and (value, interval) for greedy, sampled and searched play and the newest training row that has it."""
     greedy, sampled = held_out(source, "greedy", name), held_out(source, "sampled", name)
     trained = next((row[f"train/{name}"] for row in reversed(source.rows[-20:]) if f"train/{name}" in row), None)
     counted = greedy or sampled

@@ -1,12 +1,10 @@
-"""Learning curves and the like, drawn by matplotlib: as SVG that stands in a page and takes its colours, and as a PDF
-file for papers.
+"""Learning curves and other plots, drawn by matplotlib: as SVG in the page with its colours, and as PDF for papers.
 
 Decisions that matter here:
-- a drawing is as wide as a column of a paper and its letters are large for that, so that it can be read on a phone as
-  well;
-- the SVG has no style attributes, which the content security policy of our pages forbids, and its colours are variables
-  of the style sheet: one drawing serves light and dark. Its texts are texts;
-- no global state: pyplot is not touched, and rcParams only while an SVG is written.
+- a drawing is as wide as a column of a paper with relatively large letters, so it is also readable on a phone;
+- the SVG has no style attributes, which our content security policy forbids; its colours are variables of the style
+  sheet, so one drawing serves light and dark. Its texts are texts;
+- no global state: pyplot is not used, and rcParams change only while an SVG is written.
 """
 
 import io
@@ -36,14 +34,14 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Drawing:
-    """svg: an element to stand in an HTML page, its texts escaped. pdf: a file."""
+    """svg: an HTML element, its texts escaped. pdf: the bytes of a file."""
 
     svg: str
     pdf: bytes
 
 
 def drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Of each panel its name and title, the picture as it stands in a page, and the PDF file."""
+    """The name, title, SVG and PDF of each panel."""
     made = [(panel, draw(panel)) for panel in panels]
     return [{"name": panel.name, "title": panel.title, "svg": Markup(one.svg), "pdf": one.pdf} for panel, one in made]
 
@@ -87,7 +85,7 @@ def draw(panel: Panel) -> Drawing:
 
 
 def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
-    """Draw one series; returns the heights that the next area stands on."""
+    """Draw one series; return the heights on which the next area is stacked."""
     colour = PALETTE[series.colour % len(PALETTE)]
     label, x_N, y_N = plain(series.label) or None, series.x_N, series.y_N
     marker = "o" if len(x_N) == 1 else None
@@ -142,8 +140,7 @@ def _scale(axes: Axes, panel: Panel) -> None:
 
 
 def inline(svg: str, about: str) -> str:
-    """matplotlib's SVG as an element of a page. It stands at one place of the page alone: identifiers come from what is
-    drawn."""
+    """matplotlib's SVG as an HTML element for one place of the page: identifiers are derived from the content."""
     size = re.search(r'viewBox="([^"]*)"', svg)
     body = svg[svg.index("<g ") : svg.rindex("</svg>")]
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
@@ -169,6 +166,6 @@ def _attributes(found: re.Match[str]) -> str:
 
 
 def plain(text: str, longest: int = 48) -> str:
-    """A label that matplotlib takes literally: no mathematics, no hiding by a leading underscore, one short line."""
+    """A label that matplotlib takes literally: no mathematics, no leading underscore, one short line."""
     line = "".join(character if character.isprintable() else " " for character in text)[:longest].replace("$", r"\$")
     return f" {line}" if line.startswith("_") else line

@@ -1,5 +1,4 @@
-"""What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without
-torch."""
+"""Describe a run in two sentences: the task, and who is paid for what. Reads only its config, without torch."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -43,19 +42,19 @@ _RULES = {
     "mean": "that of the mean of their probabilities",
 }
 _MOST_JUDGES = 1000
-# large tables are of no use, and more agents are named below
+# large tables do not help, and more agents are named below
 _NOT_OF_PAY = ("max_rounds", "min_rounds", "zero_knowledge")
 _DECISIONS = ("rejection", "acceptance")
 
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is
+    """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; missing values are
     called unknown."""
     return _task(section(config, "scenario"), verdicts_of(config)), _pay(config)
 
 
 def label_words(config: Mapping[str, Any]) -> dict[str, str]:
-    """Label -> what it says of an instance, in the words of the task."""
+    """Label -> its meaning, in the words of the task."""
     names = verdicts_of(config)
     if names != TWO_VERDICTS:
         return {name: name for name in names}
@@ -86,14 +85,12 @@ def entries(config: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def has_held_out(config: Mapping[str, Any]) -> bool:
-    """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name
-    tells."""
+    """True if the evaluation uses other instances than training, as far as the scenario's name tells."""
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
 
 
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
-    """True if some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that
-    does not ship."""
+    """True if some prover is paid for a rejection, so completeness can be attacked; also for an unknown protocol."""
     made = _table(config) if section(config, "protocol").get("name") in SHIPPED else None
     if made is None:
         return True
@@ -126,8 +123,8 @@ def _pay(config: Mapping[str, Any]) -> str:
     name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
         return (
-            f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody"
-            " is paid."
+            f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; no"
+            " agent is paid."
         )
     table = _table(config) if protocol else None
     if table is None:
@@ -154,7 +151,7 @@ def _pay(config: Mapping[str, Any]) -> str:
     if table.chooser:
         parts.append(f"{_the(table.chooser)} chooses {which}, and all are told")
     elif table.roles:
-        known = ", ".join(map(_the, table.told)) or "nobody"
+        known = ", ".join(map(_the, table.told)) or "no agent"
         parts.append(f"{which} is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
@@ -163,8 +160,7 @@ def _pay(config: Mapping[str, Any]) -> str:
 
 
 def _table(config: Mapping[str, Any]) -> Protocol | None:
-    """Who is paid for what, by the parameters that are what they should be; None where a protocol cannot be built, or
-    is not there."""
+    """The protocol, with its valid parameters; None if it cannot be built or is unknown."""
     given = {key: value for key, value in section(config, "protocol").items() if key not in _NOT_OF_PAY}
     if verdicts_of(config) == TWO_VERDICTS:
         given.pop("verdicts", None)
@@ -179,7 +175,7 @@ def _table(config: Mapping[str, Any]) -> Protocol | None:
                 part = given.pop(str(key), None)
                 if within and isinstance(part, dict):
                     given[str(key)] = {name: value for name, value in part.items() if name != within[0]}
-    with suppress(Exception):  # a plugin's protocol is read where the plugin is there, and may refuse its parameters
+    with suppress(Exception):  # a plugin's protocol may be missing or refuse its parameters
         made = table_of(settings.name, settings)
         tables = [made.payment.of(role).table(agent) for role in made.roles or ("",) for agent in made.agents]
         if all({len(row) for row in table} == {len(made.verdicts) + 1} == {len(table) + 1} for table in tables):
@@ -188,7 +184,7 @@ def _table(config: Mapping[str, Any]) -> Protocol | None:
 
 
 def paid(agent: str, table: Protocol) -> str:
-    """An agent's pay, and what it is for: in each role, where that differs."""
+    """An agent's pay and its condition; by role, where that differs."""
     said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
     if len(set(said.values())) == 1:
         return next(iter(said.values()))

@@ -1,10 +1,9 @@
-"""Where things lie in the pictures beside a transcript: graphs, images, points and trees, as coordinates that a
-template only has to place.
+"""Coordinates of the pictures beside a transcript: graphs, images, points and trees, for the template.
 
 Decisions that matter here:
-- layouts are computed when the page is written, from nothing but the instance: the same run gives the same page;
-- a picture comes out of a file of others. Whatever is not shaped as it should be makes no picture; nothing here raises
-  for it, and only numbers and texts of our own get into a drawing.
+- layouts are computed when the page is written, from the instance alone: the same run gives the same page;
+- a picture is read from an untrusted file. Malformed data make no picture and raise nothing; only numbers and our own
+  texts get into a drawing.
 """
 
 import base64
@@ -30,7 +29,7 @@ MAX_FRAMES = 20  # of a game that is drawn round by round
 
 
 def graphs(picture: Record) -> list[dict[str, Any]] | None:
-    """Of a picture of the kind "graphs": for each graph its nodes (number, symbol, x, y) and edges (x1, y1, x2, y2)."""
+    """For a picture of kind "graphs": for each graph its nodes (number, symbol, x, y) and edges (x1, y1, x2, y2)."""
     size, parts = picture.get("size"), picture.get("graphs")
     if not isinstance(size, int) or not 0 < size <= 10_000 or not isinstance(parts, list) or not 0 < len(parts) <= 4:
         return None
@@ -58,10 +57,9 @@ def _graph(part: Any, index: int, size: int) -> dict[str, Any] | None:
 
 
 def laid_out(count: int, edges: Sequence[tuple[int, int]]) -> Floats:
-    """(V, 2) places in the drawing: distances on paper as near as can be to distances in the graph.
+    """(V, 2) places in the drawing, with distances close to those in the graph.
 
-    Stress majorisation (Gansner, Koren, North 2004, with weights 1 / d^2), begun on a circle, so that nothing is drawn
-    by lot.
+    Stress majorisation (Gansner, Koren, North 2004, weights 1 / d^2), started on a circle, so it is deterministic.
     """
     angle_V = 2 * np.pi * np.arange(count) / max(1, count)
     xy_V2 = np.stack([np.sin(angle_V), -np.cos(angle_V)], 1) * max(1.0, count / 5)
@@ -77,7 +75,7 @@ def laid_out(count: int, edges: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _distances(count: int, edges: Sequence[tuple[int, int]]) -> Floats:
-    """(V, V) lengths of shortest paths; between parts that are not connected a little more than the longest."""
+    """(V, V) lengths of shortest paths; slightly more than the longest between unconnected parts."""
     far_VV = np.full((count, count), np.inf)
     np.fill_diagonal(far_VV, 0)
     for i, j in edges:
@@ -89,15 +87,14 @@ def _distances(count: int, edges: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _fitted(xy_V2: Floats) -> Floats:
-    """The same shape, filling the square as far as its margins."""
+    """The same shape, scaled to the square within its margins."""
     low_2, high_2 = xy_V2.min(0), xy_V2.max(0)
     scale = (SIDE - 2 * _MARGIN) / max(float((high_2 - low_2).max()), 1e-9)
     return SIDE / 2 + (xy_V2 - (low_2 + high_2) / 2) * min(scale, SIDE)
 
 
 def image(picture: Record) -> dict[str, Any] | None:
-    """Of a picture of the kind "image": its PNG as a data URI, its size on the page, its class, the places of its grid
-    by symbol."""
+    """For a picture of kind "image": its PNG as a data URI, its size, its class, the places of its grid by symbol."""
     pixels = _pixels(picture.get("pixels"))
     grid = _whole_numbers(picture.get("grid"))
     if pixels is None or not grid or len(grid) != 2 or not all(1 <= n <= 128 for n in grid):
@@ -124,7 +121,7 @@ def image(picture: Record) -> dict[str, Any] | None:
 
 
 def _pixels(value: Any) -> npt.NDArray[np.uint8] | None:
-    """(H, W, 3 or 1) bytes, or None for what is no picture."""
+    """(H, W, 3 or 1) bytes, or None if invalid."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -136,8 +133,8 @@ def _pixels(value: Any) -> npt.NDArray[np.uint8] | None:
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> str:
-    """At least some hundred pixels wide, in squares: browsers blur what they enlarge."""
-    from PIL import Image  # matplotlib brings it
+    """The PNG, enlarged to at least 100 or so pixels in squares: browsers blur what they enlarge."""
+    from PIL import Image  # a dependency of matplotlib
 
     times = max(1, math.ceil(160 / max(pixels.shape[:2])))
     big = pixels.repeat(times, 0).repeat(times, 1)
@@ -147,8 +144,7 @@ def _png(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def positions(record: Record) -> list[dict[str, Any]] | None:
-    """Of the "positions" of an episode of Hironaka's game, one drawing each: points, axes, what the host chooses and
-    the agent answers."""
+    """A drawing for each position of an episode of Hironaka's game: points, axes, the host's choice and the agent's."""
     found = record.get("positions")
     if not isinstance(found, list) or not found:
         return None
@@ -157,7 +153,7 @@ def positions(record: Record) -> list[dict[str, Any]] | None:
 
 
 def _position(one: Any) -> dict[str, Any] | None:
-    """round: of the protocol, in which the host chooses there; the agent answers in the next."""
+    """round: of the protocol, in which the host chooses; the agent answers in the next."""
     if not isinstance(one, dict):
         return None
     try:
@@ -187,9 +183,8 @@ def _position(one: Any) -> dict[str, Any] | None:
 
 
 def _flat(points_ND: Floats) -> tuple[Floats, list[tuple[float, float, float, float, str]]]:
-    """Places (N, 2) in the drawing, and the axes: (x1, y1, x2, y2, name). Two coordinates upright, three seen from a
-    corner; more are drawn like three, with all directions spread over the upper half.
-    """
+    """Places (N, 2) in the drawing, and the axes: (x1, y1, x2, y2, name). Two coordinates are upright, three seen from
+    a corner; more are drawn like three, with all directions spread over the upper half."""
     dimension = points_ND.shape[1]
     if dimension == 2:
         ways_D2 = np.array([[1.0, 0.0], [0.0, -1.0]])
@@ -213,8 +208,7 @@ def _coordinates(value: Any) -> str:
 
 
 def tree(record: Record) -> dict[str, Any] | None:
-    """Of the resolution tree of an episode: places of its positions, the branches between them, and the size of the
-    drawing."""
+    """For the resolution tree of an episode: places of its positions, its branches, and the size of the drawing."""
     root = record.get("tree")
     if not isinstance(root, dict):
         return None
@@ -261,7 +255,7 @@ def tree(record: Record) -> dict[str, Any] | None:
 
 
 def _whole_numbers(value: Any) -> list[int] | None:
-    """A list of whole numbers from 0 on, or None."""
+    """A list of non-negative integers, or None."""
     if not isinstance(value, list | tuple) or not all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 10**9 for n in value
     ):

@@ -1,12 +1,10 @@
-"""The transcripts as the page shows them: plain texts, places and shares that a template only has to put down.
+"""The transcripts for the page: plain texts, places and shares for the template.
 
 Decisions that matter here:
-- everything is written into the page when it is made, also what is hidden until somebody asks for it: the script of the
-  page shows and hides, and makes no element out of data. Without scripts all of it stands there, one episode below the
-  other;
-- records are of others, language models among them. What is not shaped like a record is passed over, texts are cut to a
-  length;
-- wrong ones come first, and pictures are drawn until they have filled their share of the page.
+- everything is in the page from the start; the script only shows and hides, and makes no element from data. Without
+  scripts everything is visible, one episode below the other;
+- records are untrusted, language models' replies among them. Malformed records are skipped, texts are cut to a length;
+- wrong episodes come first, and pictures are drawn until they have filled their share of the page.
 """
 
 import json
@@ -23,7 +21,7 @@ EPISODES_SHOWN = 60
 ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
 TEXT_SHOWN = 4000  # characters of a message of words
 SYMBOLS_SHOWN = 32
-_BESIDE = ("id", "y", "label")  # keys of an item that stand beside it already
+_BESIDE = ("id", "y", "label")  # keys of an item that are shown elsewhere
 PAGE_SHARE = 1_200_000  # characters of texts and pictures of all episodes together
 
 FILTERS = (("wrong", "wrong"), ("fooled", "fooled"), ("undecided", "undecided"))
@@ -36,8 +34,7 @@ def short(value: object, limit: int = 160) -> str:
 
 
 def browser(source: RunSource) -> dict[str, Any]:
-    """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are
-    words."""
+    """All variables of the template of transcripts: episodes, filters with counts, whether messages are words."""
     ordered = sorted(source.transcripts, key=is_right)[:EPISODES_SHOWN]
     agents = colours_of(ordered)
     labels, episodes, left = label_words(source.config), [], PAGE_SHARE
@@ -46,7 +43,7 @@ def browser(source: RunSource) -> dict[str, Any]:
             record, number, agents, source.pictures if left > 0 else {}, source.items, verdicts_of(source.config)
         )
         episode["label"] = labels.get(episode["label"], f"label {episode['label']}")
-        # About how many characters the episode takes on the page.
+        # The approximate number of characters of the episode on the page.
         picture = episode["picture"]
         drawn = 0 if picture is None else len(picture.get("uri", "")) + 90 * len(str(picture)) // 60
         drawn += sum(len(text) for _, text in episode["item"])
@@ -70,12 +67,12 @@ def browser(source: RunSource) -> dict[str, Any]:
 
 
 def is_right(record: Record) -> bool:
-    """True if an episode was judged rightly, or not at all."""
+    """True if an episode was judged rightly, or not judged."""
     return record.get("correct") is not False
 
 
 def colours_of(records: Sequence[Record]) -> dict[str, int]:
-    """Agent -> its colour, of all who have a turn in these episodes."""
+    """Agent -> its colour, for all with a turn in these episodes."""
     names = (turn.get("agent") for record in records for turn in _raw_turns(record.get("rounds")))
     return agent_colours(name for name in names if isinstance(name, str))
 
@@ -88,19 +85,17 @@ def shown(
     items: Mapping[str, Record],
     verdicts: Sequence[str] = TWO_VERDICTS,
 ) -> dict[str, Any]:
-    """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has
-    them."""
+    """One episode. number: on the page. agents: their colours. pictures, items: by instance, from the run's folder."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
     raw, paid = raw if isinstance(raw, list) else [], list(rewards.items()) if isinstance(rewards, dict) else []
     words = (*verdicts, VERDICTS[-1])
     verdict, label = _word(words, record.get("verdict")), _word(words, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
     undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
-    # by which filters it is found; fooled: a false claim was accepted, or where there are more than two verdicts any
-    # wrong one
+    # its filters; fooled: a false claim was accepted, or with more than two verdicts any wrong one
     marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
     rounds = []
-    # place: through which the page steps; its number, but from 1 on, is what is shown
+    # place: for stepping through the page; the displayed number starts at 1
     for place, one in enumerate(raw[:ROUNDS_SHOWN]):
         if isinstance(one, dict):
             turns, counted = (
@@ -134,9 +129,8 @@ def shown(
 
 
 def _item(item: Record | None) -> list[tuple[str, str]]:
-    """(what it is, text) of the item that a dialogue of language agents is about, numbers and lists as JSON; of a
-    program, the problem and the program alone.
-    """
+    """(name, text) of the item of a dialogue of language agents, numbers and lists as JSON; for a program, only the
+    problem and the program."""
     given = {name: value for name, value in (item or {}).items() if name not in _BESIDE}
     if item is not None and "solution" in item:
         given = {"problem": item.get("question"), "program": item["solution"]}
@@ -148,7 +142,7 @@ def _item(item: Record | None) -> list[tuple[str, str]]:
 
 
 def _raw_turns(rounds: Any) -> list[Record]:
-    """All turns that are shaped like turns."""
+    """All well-formed turns."""
     found = [one.get("turns") for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
     return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
 
@@ -158,7 +152,7 @@ def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> d
     said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
     flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
     agent, written = turn.get("agent"), turn.get("written")
-    if isinstance(written, str):  # of a reply that could not be used the message is empty
+    if isinstance(written, str):  # the message of an unusable reply is empty
         said = f"{said}{_symbols(written) if written.strip() else '(an empty reply)'}"
     return {
         "agent": short(turn.get("agent", ""), 40),
@@ -173,8 +167,7 @@ def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> d
 
 
 def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, float, str]]:
-    """(decision, where its bar begins, how long it is, in words) in per cent; of language models what they gave
-    acceptance."""
+    """(decision, start of its bar, its length, in words) in per cent; for language models, confidence in acceptance."""
     given = turn.get("probabilities")
     if isinstance(given, dict):
         found = [(name, finite(given.get(name))) for name in (*verdicts, DECISIONS[-1])]
@@ -193,11 +186,10 @@ def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, fl
 
 
 def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What is drawn beside an episode, with the marks of what was named in which round by whom. Fills in the turns'
-    messages in words."""
+    """The picture of an episode, with the named places marked by round and agent. Also puts messages in words."""
     frames = drawings.positions(record)
     if frames is not None:
-        # Coordinates for symbols: the host's choice in a frame's round, and the agent's answer in the next.
+        # The host's coordinates in a frame's round, and the agent's answer in the next.
         words = {frame["round"]: frame["choice"] for frame in frames} | {
             frame["round"] + 1: frame["axis"] for frame in frames
         }
@@ -232,8 +224,7 @@ def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[s
 def _marks(
     places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str, Any]]
 ) -> list[tuple[int, Record, dict[str, Any]]]:
-    """(part, what was named, mark) for all that was named. How often it was named before makes a mark wider, so that
-    all are seen."""
+    """(part, what was named, mark) for each naming. Repeated names get wider marks, so that all are visible."""
     marks, often = [], dict.fromkeys(places, 0)
     for one in rounds:
         for turn in one["turns"]:
@@ -260,7 +251,7 @@ def _marks(
 
 
 def _symbols(message: Any) -> str:
-    """A message as text: symbols of a list, or what else it is."""
+    """A message as text: its symbols, if a list."""
     if isinstance(message, list):
         return " ".join(short(symbol, 40) for symbol in message[:SYMBOLS_SHOWN])
     return "" if message is None else short(message, TEXT_SHOWN)

@@ -1,5 +1,4 @@
-"""What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an
-attack came to."""
+"""Findings on a run, in sentences: held-out accuracy against chance and solo baselines, and results of attacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,18 +29,17 @@ from nip_ray.evaluation.report.trust import (
 )
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled", "searched": "eval_searched"}
-MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
-_SOLVED = 0.99  # there is nothing left to learn
+MAX_SOUNDNESS_ERROR = 0.05  # for runs whose config lacks the key
+_SOLVED = 0.99  # nothing left to learn
 
 
 @dataclass(frozen=True)
 class Findings:
-    """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an
-    evaluation.
+    """sentence: the headline. shown, not_shown: one each. accuracy: the metric it rests on, None if not evaluated.
 
-    chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None
-    where it was not computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse
-    than chance, else "plain". learned: whether the accuracy is above these, or was not measured.
+    chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None if
+    unknown. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else
+    "plain". learned: True if the accuracy is above these, or was not measured.
     """
 
     sentence: str
@@ -55,8 +53,8 @@ class Findings:
 
 
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
-    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: of
-    `MODES`; name: a key without prefix."""
+    """A metric of the last evaluation, on unseen instances where these are separate. mode: of `MODES`; name: a key
+    without prefix."""
     table = source.told(mode)
     if isinstance(table, dict):
         return figure_of(table.get(name))
@@ -82,7 +80,7 @@ def find(source: RunSource) -> Findings:
             span = "in the last iteration" if len(trained) == 1 else f"over the last {len(trained)} iterations"
             right = percent_words(sum(trained) / len(trained))
             sentence += (
-                f" In training the verifier decided {right} correctly {span}; that says nothing of other instances."
+                f" In training the verifier decided {right} correctly {span}; that says nothing about other instances."
             )
         not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
         return Findings(sentence, attacked, not_shown, None, chance, baseline, "plain")
@@ -119,8 +117,8 @@ def find(source: RunSource) -> Findings:
 
 
 def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str | None:
-    """That the verifier is no better than without a prover (or than chance, where that is unknown), and what to try;
-    None where it is."""
+    """A sentence if the verifier is no better than without a prover (or than chance, where that is unknown), with
+    advice; else None."""
     alone = agents(source.rows) == ["verifier"]
     marks: dict[str, float | Figure] = {f"chance ({percent_words(chance)})": chance}
     if baseline is not None and not alone:
@@ -152,7 +150,7 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 
 def _can_search(config: Mapping[str, Any]) -> bool:
-    """True if the key `search` is one that this config could have."""
+    """True if this config could have the key `search`."""
     from nip_ray.config.load import config_from_dict
     from nip_ray.config.search_rules import search
 
@@ -164,7 +162,7 @@ def _can_search(config: Mapping[str, Any]) -> bool:
 
 
 def solo_baseline(source: RunSource) -> Figure | None:
-    """Accuracy of the strongest verifier without a prover, as it was measured; None where it was not."""
+    """Measured accuracy of the strongest verifier without a prover; None if not measured."""
     if source.evaluation:
         return figure_of(source.told("solo_baseline"))
     key = "eval/verifier/solo_baseline"
@@ -172,21 +170,20 @@ def solo_baseline(source: RunSource) -> Figure | None:
 
 
 def baseline_by(source: RunSource) -> str:
-    """Who reached that baseline: the fitted classifier unless the evaluation says otherwise, as it does once the run
-    has ended."""
+    """The source of that baseline: the fitted classifier unless the evaluation names another after the run."""
     return (
         "verifier trained alone" if source.told("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
     )
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
-    """The figures of a game that were computed exactly, {} where there are none."""
+    """Exact metrics of a game, {} if none."""
     found = {name: finite(value) for name, value in section(source.evaluation, "exact").items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def played_figures(source: RunSource) -> dict[str, Figure]:
-    """What the scenario found in games of its own, {} where it plays none."""
+    """Metrics of the scenario's own games, {} if none."""
     found = {name: figure_of(record) for name, record in section(source.evaluation, "figures").items()}
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -197,7 +194,7 @@ def _game_sentence(source: RunSource) -> str:
         return (
             f"Computed exactly from the policies: {', '.join(f'{name} {value:.3g}' for name, value in exact.items())}."
         )
-    for mode in reversed(MODES):  # sampled play first: policies may be meant to be mixed
+    for mode in reversed(MODES):  # sampled play first: policies may be mixed by design
         paid = [(agent, held_out(source, mode, f"{agent}/return")) for agent in agents(source.rows)]
         said = [f"{agent} {figure.estimate:.3g}" for agent, figure in paid if figure is not None]
         if said:
@@ -206,7 +203,7 @@ def _game_sentence(source: RunSource) -> str:
 
 
 def _chance(source: RunSource) -> float:
-    """The share of the most frequent label; as if all were alike where the counts are unknown."""
+    """The share of the most frequent label; uniform if the counts are unknown."""
     verdicts = verdicts_of(source.config)
     names = [f"confusion/{name}={name}" for name in verdicts] if len(verdicts) > 2 else ["completeness", "soundness"]
     for mode in MODES:
@@ -218,8 +215,8 @@ def _chance(source: RunSource) -> float:
 
 
 def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str], list[str], list[str]]:
-    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that
-    the config states; completeness stands beside it, since a verifier that accepts nothing is sound."""
+    """(what an attack shows, what it refutes, what was not tested). Soundness counts as shown from a threshold in the
+    config; completeness is reported beside it, since a verifier that accepts nothing is sound."""
     error = soundness_error(source)
     if error is None:
         return [], [], ["Soundness against other provers than those of this run: not computed, no attack was made."]
@@ -244,7 +241,7 @@ def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str]
 
 
 def _whoever(source: RunSource) -> str:
-    """Against whom the soundness error was computed."""
+    """The provers behind the soundness error."""
     if every_message(source, "soundness") is not None:
         lying = attacking_agents(source, "soundness")
         honest = set(agents(source.rows)) - {"verifier", *deciders(source.rows), *lying}
@@ -266,8 +263,7 @@ def _whoever(source: RunSource) -> str:
 def _claims(
     source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None
 ) -> tuple[list[str], list[str], str]:
-    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with its messages
-    silenced."""
+    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, with messages silenced."""
     apart, alone = is_held_out(source), agents(source.rows) == ["verifier"]
     shown, not_shown = (
         [],
@@ -297,8 +293,8 @@ def _claims(
         not_shown.append("That it decides better than without a prover: no such baseline was computed.")
     lost = figure_of(section(source.part("message_value"), "silenced").get("lost"))
     if lost is not None:
-        # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy
-        # than that of a verifier alone a loss shows that it relies on messages, not that they help.
+        # Trained with messages, it can do worse in silence than one trained alone: unless its accuracy beats that of a
+        # verifier alone, a loss shows only that it relies on messages, not that they help.
         helps = baseline is not None and accuracy.against(baseline) == "above"
         told = "Messages make it decide better" if helps else "It relies on messages, whether or not they help"
         claim(

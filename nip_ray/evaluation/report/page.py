@@ -1,13 +1,11 @@
-"""Templates become pages: self-contained, with a content security policy that knows the page's own style and script by
-their hashes.
+"""Templates become pages: self-contained, with a content security policy of the page's style and script by hash.
 
 Decisions that matter here:
-- no `unsafe-inline`: what is not our script does not run, and what is not our style sheet (a style attribute, for one)
-  is not obeyed, even if a text should ever get out of its escaping. So the templates use classes and presentation
-  attributes of SVG only;
-- jinja2 escapes every variable; the only texts put in raw are the files of this package;
-- in every variable, characters that would turn the direction of writing, or cannot be seen, are spelled out: names and
-  configs are of strangers as much as messages are.
+- no `unsafe-inline`: other scripts and style sheets (including style attributes) are ignored, even if a text escaped
+  its quoting. So the templates use classes and presentation attributes of SVG only;
+- jinja2 escapes every variable; only files of this package are inserted raw;
+- in every variable, invisible characters and those that change the direction of writing are spelled out: names and
+  configs are as untrusted as messages.
 """
 
 import base64
@@ -28,12 +26,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page of `sections`: facts, a table, a heat map, curves, files that open with a click, and a note on
-    these.
+    """A part of a page of `sections`: facts, a table, a heat map, curves, files that open with a click, and a note.
 
-    rows: cells below `head`, each a text, a pair (figure, interval), or a list of (text, address or ""). figures:
-    whether all columns but the first hold figures. ranked: whether the first row is the best. code: whether the first
-    column holds keys. heat: of `heat_map`. curves: of `curves.drawn`. files: (name, text).
+    rows: cells below `head`, each a text, a pair (value, interval), or a list of (text, address or ""). figures: True
+    if all columns but the first hold numbers. ranked: True if the first row is the best. code: True if the first column
+    holds keys. heat: of `heat_map`. curves: of `curves.drawn`. files: (name, text).
     """
 
     title: str
@@ -66,7 +63,7 @@ def sections(
     footer: str = "",
     live: str = "",
 ) -> str:
-    """A page of a headline and sections, of which those that are empty are left out.
+    """A page of a headline and sections, without the empty ones.
 
     about: further paragraphs of the headline, each a text or a list of (text, address or ""). notes: what is missing.
     live: see `nip_ray.evaluation.report.report_page`.
@@ -93,11 +90,10 @@ def rendered(
     connect: bool = False,
     **variables: Any,
 ) -> str:
-    """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the
-    styles behind the sheet that all pages have. connect: may ask its own server. variables: of the template, all
-    escaped.
-    """
-    from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it
+    """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` to include, the
+    styles after the common sheet. connect: allow requests to its own server. variables: of the template, all
+    escaped."""
+    from markupsafe import Markup  # not at the top: training imports this module, and this is slow to load
 
     style = "".join(_file(name) for name in ("style.css", *styles))
     script = "".join(_file(name) for name in scripts)
@@ -112,7 +108,7 @@ def rendered(
 
 @cache
 def _environment() -> "Environment":
-    """Kept, so that templates are compiled once."""
+    """Cached, so that templates are compiled once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -131,7 +127,7 @@ def _environment() -> "Environment":
 
 
 def policy(style: str, script: str, connect: bool = False) -> str:
-    """The content security policy of a page with this style sheet and script, and nothing else."""
+    """The content security policy of a page with only this style sheet and script."""
     parts = ["default-src 'none'", "img-src data:", f"style-src '{_hash(style)}'"]
     if script:
         parts.append(f"script-src '{_hash(script)}'")

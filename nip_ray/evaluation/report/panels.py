@@ -1,5 +1,4 @@
-"""Which learning curves there are: the rows of metrics.jsonl as panels of series. What they look like is a matter of
-`curves`."""
+"""Learning curves to draw: the rows of metrics.jsonl as panels of series; `curves` draws them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,11 +16,10 @@ Floats = npt.NDArray[np.float64]
 Style = Literal["line", "faint", "grey", "dashed", "marked", "area", "points", "dots", "hollow"]
 
 MAX_POINTS = 500  # per series: about one a pixel
-MAX_GROUPS = 8  # values of one group that a panel tells apart
+MAX_GROUPS = 8  # values of one group that a panel distinguishes
 MAX_AGENTS = 8
 PALETTE = ("#1668c4", "#b34a00", "#08714f", "#8d3aa0", "#746300", "#b3304c", "#3d3d99", "#5d646d")
-"""Colours by number: `--a0` to `--a7` of the style sheet. They differ in lightness too, for readers who tell few hues
-apart."""
+"""Colours by number: `--a0` to `--a7` of the style sheet. They also differ in lightness, for colour-blind readers."""
 _OF_AGENTS = {
     **dict.fromkeys(("verifier", "host", "player0"), 0),
     **dict.fromkeys(("prover", "prover0", "agent", "player1"), 1),
@@ -34,8 +32,7 @@ _OF_AGENTS = {
 
 @dataclass(frozen=True)
 class Series:
-    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the
-    legend.
+    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not in the legend.
 
     spread: lower and upper ends (N,) of a band around the values.
     """
@@ -50,9 +47,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. marks: horizontal lines (label, height). limits: of the vertical axis, None for as the data have it.
+    """One picture. marks: horizontal lines (label, height). limits: of the vertical axis (None: by the data).
 
-    x_label, log: of the horizontal axis. x_names: labels of its places 0, 1, ..., where it has no numbers.
+    x_label, log: of the horizontal axis. x_names: labels of its places 0, 1, ..., in place of numbers.
     """
 
     name: str
@@ -67,9 +64,9 @@ class Panel:
 
 
 def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_out: bool = True) -> list[Panel]:
-    """The panels that have something to show: what never changes is no curve.
+    """The panels with something to show; constant series are left out.
 
-    chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations
+    chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: True if evaluations
     are.
     """
     lengths = [
@@ -102,7 +99,7 @@ def varies(panel: Panel) -> bool:
 
 
 def agents(rows: Sequence[Row]) -> list[str]:
-    """The agents that metrics name, the verifier first."""
+    """The agents in the metrics, the verifier first."""
     names = {
         found[1] for row in (rows[0], rows[-1]) for key in row if (found := re.fullmatch(r"train/(.+)/return", key))
     }
@@ -110,14 +107,13 @@ def agents(rows: Sequence[Row]) -> list[str]:
 
 
 def deciders(rows: Sequence[Row]) -> list[str]:
-    """The members of a panel, whose own votes metrics count beside the verdict; none where one verifier decides."""
+    """The members of a panel, whose votes have their own metrics; none with one verifier."""
     keys = {key for row in (rows[0], rows[-1]) for key in row}
     return [name for name in agents(rows) if name != "verifier" and f"train/{name}/accuracy" in keys]
 
 
 def agent_colours(names: Iterable[str]) -> dict[str, int]:
-    """Agent -> number of its colour, the same on every page: the agents that ship have their own, others follow in
-    alphabetical order."""
+    """Agent -> number of its colour, the same on every page: built-in agents have fixed ones, others by name."""
     ordered = sorted(set(names))
     colours = {name: _OF_AGENTS[name] for name in ordered if name in _OF_AGENTS}
     free = [i for i in range(len(PALETTE)) if i not in colours.values()]
@@ -153,17 +149,15 @@ def _both_sides(rows: Sequence[Row]) -> Panel:
 
 
 def _even(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """A mark where a verdict drawn at random would be right."""
+    """A mark at the accuracy of a random verdict."""
     claims = {key for row in rows for key in row if key.startswith("train/verifier/completeness/") and "=" not in key}
     return [("chance", 1 / max(2, len(claims)))]
 
 
 def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
-    """Iterations (N,) that were evaluated, and of each the shares of episodes won by the wrong side, and judged
-    rightly.
+    """Iterations (N,) of evaluations, and of each the shares of episodes won by the wrong side, and judged rightly.
 
-    The wrong side wins where the verdict is not the label; an undecided episode is won by nobody. Empty without
-    provers.
+    The wrong side wins where the verdict is not the label; an undecided episode has no winner. Empty without provers.
     """
     mode = next(
         (mode for mode in ("eval", "eval_sampled") if any(f"{mode}/verifier/accuracy" in row for row in rows)), ""
@@ -177,15 +171,15 @@ def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
 
 
 def slope_words(found: Mean) -> str:
-    """A slope per iteration as points per 100 iterations, with its interval; empty where it has none, as of two or
-    three evaluations."""
+    """A slope per iteration as points per 100 iterations, with its interval; empty without one, as for few
+    evaluations."""
     if found.estimate is None or found.lower is None or found.upper is None:
         return ""
     return f"{1e4 * found.estimate:+.3g} points / 100 iterations ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"
 
 
 def _hacking(rows: Sequence[Row]) -> Panel:
-    """How often the wrong side wins, with its trend, beside accuracy; of fewer than three evaluations nothing."""
+    """The share of wins of the wrong side, with its trend, and accuracy; empty for fewer than three evaluations."""
     x_N, wrong_N, right_N = wrong_side(rows)
     trend, series = slope(x_N, wrong_N), []
     if len(x_N) > 2 and trend.estimate is not None:
@@ -207,7 +201,7 @@ def _hacking(rows: Sequence[Row]) -> Panel:
 
 
 def _groups(rows: Sequence[Row]) -> list[Panel]:
-    """Accuracy by group: held-out where it was evaluated more than once, else in training."""
+    """Accuracy by group: held-out if evaluated more than once, else in training."""
     made = []
     for group, values in sorted(
         group_values({key for row in rows for key in row if "/verifier/accuracy/" in key}).items()
@@ -250,7 +244,7 @@ def _returns(rows: Sequence[Row]) -> Panel:
 
 
 def _exact(rows: Sequence[Row]) -> list[Panel]:
-    """What is computed exactly in a game: the agents' values, and how far they are from equilibrium."""
+    """Exact metrics of a game: the agents' values, and the distance from equilibrium."""
     values: list[Series] = []
     for agent, colour in agent_colours(agents(rows)).items():
         values += _examined(rows, f"{agent}/value", agent, colour, modes=("eval",))
@@ -276,8 +270,7 @@ def _entropies(rows: Sequence[Row]) -> Panel:
 
 
 def _times(rows: Sequence[Row]) -> Panel:
-    """Stacked: playing, learning, the rest of an iteration. Evaluations and checkpoints, which come now and then, are
-    no part of it."""
+    """Stacked: playing, learning, the rest of an iteration, without the occasional evaluations and checkpoints."""
     timed = [row for row in rows if {"time/sample_s", "time/learn_s"} <= row.keys()]
     sample, learn = (np.array([row[f"time/{name}_s"] for row in timed]) for name in ("sample", "learn"))
     whole = np.array([row.get("time/iteration_s", 0.0) for row in timed])
@@ -289,7 +282,7 @@ def _times(rows: Sequence[Row]) -> Panel:
 
 
 def _trained(rows: Sequence[Row], key: str, label: str, colour: int, raw: bool = True) -> list[Series]:
-    """A training figure: smoothed, over its faint raw values where `raw`."""
+    """A training metric: smoothed, over its faint raw values if `raw`."""
     x_N, y_N = _values(rows, key)
     window = _window(x_N)
     if len(x_N) == 0:
@@ -301,7 +294,7 @@ def _trained(rows: Sequence[Row], key: str, label: str, colour: int, raw: bool =
 def _examined(
     rows: Sequence[Row], key: str, label: str, colour: int, modes: Sequence[str] = ("eval", "eval_sampled")
 ) -> list[Series]:
-    """A held-out figure: greedy as marked points, sampled dashed in the next colour."""
+    """A held-out metric: greedy as marked points, sampled dashed in the next colour."""
     made = []
     for i, mode in enumerate(modes):
         x_N, y_N = _values(rows, f"{mode}/{key}")

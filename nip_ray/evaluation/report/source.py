@@ -1,7 +1,7 @@
-"""What a report reads of a run folder.
+"""The files of a run folder that a report reads.
 
-Unlike `RunFolder`, which refuses what is damaged, this reads whatever it can and notes the rest: a run that was killed,
-or whose disk filled up, deserves a report too.
+Unlike `RunFolder`, which refuses damaged files, this reads whatever it can and notes the rest, so that a killed run, or
+one whose disk filled up, gets a report too.
 """
 
 import json
@@ -18,11 +18,11 @@ from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
 from nip_ray.storage.listing import config_of
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
-EXACT = "exact"  # what stands where an interval would, if nothing was sampled
+EXACT = "exact"  # in place of an interval, if nothing was sampled
 CROSS_PLAY = "cross_play.json"
 PRETRAINING = "pretraining.json"
-INSTANCES = "instances.json"  # pictures of a run's instances, which stand there once
-MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
+INSTANCES = "instances.json"  # pictures of a run's instances
+MAX_TRANSCRIPT_BYTES = 20_000_000  # more than a report can show is not read
 
 Row = dict[str, float]
 Record = dict[str, Any]
@@ -33,11 +33,11 @@ class RunSource:
     """The readable part of a run folder.
 
     rows: the finite numbers of each iteration, in order, the newest row where an iteration was repeated after a resume.
-    config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {}
-    without one. transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing
-    can be read, else "". pictures: instance -> what is drawn of it. items: instance -> problem and program of code
-    validation. cross_play: cross_play.json, {} without one. pretraining: pretraining.json, {} without one. notes: what
-    was missing or damaged, one sentence each.
+    config_text, environment: for the page; config: the parsed config. evaluation: evaluation.json, {} without one.
+    transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file that cannot be read at all,
+    else "". pictures: instance -> its picture. items: instance -> problem and program of code validation. cross_play:
+    cross_play.json, {} without one. pretraining: pretraining.json, {} without one. notes: what was missing or damaged,
+    one sentence each.
     """
 
     run_dir: Path
@@ -56,21 +56,20 @@ class RunSource:
     notes: list[str]
 
     def told(self, part: str) -> Any:
-        """A part of evaluation.json: of the instances that were not trained with, where it tells them apart; None where
-        it is missing."""
+        """A part of evaluation.json, for unseen instances where these are separate; None if it is missing."""
         unseen = self.evaluation.get("unseen")
         return unseen[part] if isinstance(unseen, dict) and part in unseen else self.evaluation.get(part)
 
     def part(self, name: str) -> Record:
-        """The same of a part that is a mapping, {} for anything else."""
+        """The same for a mapping, {} for anything else."""
         found = self.told(name)
         return found if isinstance(found, dict) else {}
 
 
 def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
-    """Everything a report needs. transcripts: which file of them, as in 000050 (None: the newest that can be read).
+    """Read a run. transcripts: their file, such as 000050 (None: the newest readable one).
 
-    Raises UserError when `run_dir` holds no run, or the file of transcripts that was asked for is missing or damaged.
+    Raises UserError when `run_dir` is not a run, or the requested file of transcripts is missing or damaged.
     """
     notes: list[str] = []
     rows = metric_rows(run_dir / METRICS, notes)
@@ -95,7 +94,7 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     pretrained = _object(run_dir / PRETRAINING, notes) if (run_dir / PRETRAINING).is_file() else {}
     parsed, fault = config_of(config_text)
     if config_text and fault:
-        notes.append("config.yaml is damaged; it is shown as it stands.")
+        notes.append("config.yaml is damaged; it is shown as is.")
     pictures = read_pictures(run_dir)
     items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
     return RunSource(
@@ -118,7 +117,7 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as it stands in evaluation.json, or without interval and n as it stands in metrics.jsonl."""
+    """A metric from evaluation.json, or without interval and n from metrics.jsonl."""
 
     estimate: float
     lower: float | None = None
@@ -126,7 +125,7 @@ class Figure:
     n: int | None = None
 
     def against(self, mark: "float | Figure") -> str:
-        """Where its interval lies: "above" or "below" a mark or another figure's interval, or "beside" it."""
+        """Position of its interval: "above" or "below" a mark or another metric's interval, or "beside" it."""
         low = high = mark.estimate if isinstance(mark, Figure) else mark
         if isinstance(mark, Figure) and mark.lower is not None and mark.upper is not None:
             low, high = mark.lower, mark.upper
@@ -136,8 +135,7 @@ class Figure:
 
 
 def figure_of(record: Any) -> Figure | None:
-    """A record {estimate, lower, upper, n} of evaluation.json; None for anything else, and where there is no
-    estimate."""
+    """A record {estimate, lower, upper, n} of evaluation.json; None for anything else, and without an estimate."""
     if not isinstance(record, dict) or (estimate := finite(record.get("estimate"))) is None:
         return None
     n = finite(record.get("n"))
@@ -145,12 +143,12 @@ def figure_of(record: Any) -> Figure | None:
 
 
 def percent_words(share: float) -> str:
-    """A share as a reader wants it, in one piece."""
+    """A share for readers, in one piece."""
     return f"{100 * share:.1f}\u00a0%"
 
 
 def interval_words(figure: Figure, shares: bool) -> str:
-    """The ends of an interval, of shares in per cent; "" where it is unknown."""
+    """The ends of an interval, of shares in per cent; "" if unknown."""
     if figure.lower is None or figure.upper is None:
         return ""
     if figure.lower == figure.upper:
@@ -161,7 +159,7 @@ def interval_words(figure: Figure, shares: bool) -> str:
 
 
 def sure_words(figure: Figure) -> str:
-    """The interval of a share in brackets, as it follows the share in a sentence; "" where it is unknown."""
+    """The interval of a share in brackets, to follow the share in a sentence; "" if unknown."""
     words = interval_words(figure, True)
     if words == EXACT:
         return f" ({EXACT})"
@@ -180,8 +178,7 @@ def finite(value: object) -> float | None:
 
 
 def metric_rows(path: Path, notes: list[str]) -> list[Row]:
-    """The finite numbers of each iteration, in order; what is damaged is noted. Raises UserError where there is no row
-    to be read."""
+    """The finite numbers of each iteration, in order; damage is noted. Raises UserError if no row is readable."""
     if not path.is_file():
         raise UserError(
             f"{path.parent}: not a run folder (it has no metrics.jsonl); give the folder that `nip-ray train` printed"
@@ -206,7 +203,7 @@ def metric_rows(path: Path, notes: list[str]) -> list[Row]:
 
 
 def _json_lines(path: Path) -> tuple[list[Record], list[int]]:
-    """The JSON objects of a file's lines, and the numbers of the lines that are none, or of a newer format."""
+    """The JSON objects of a file's lines, and the numbers of invalid lines or lines of a newer format."""
     records: list[Record] = []
     damaged: list[int] = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
@@ -224,7 +221,7 @@ def _json_lines(path: Path) -> tuple[list[Record], list[int]]:
 
 
 def _items(path: Path, records: list[Record], notes: list[str]) -> dict[str, Record]:
-    """The items, by their ids, that these transcripts are about. {} for a run that keeps none."""
+    """The items of these transcripts, by id. {} for a run that keeps none."""
     wanted = {record["instance"] for record in records if isinstance(record.get("instance"), int)}
     if not wanted or not path.is_file():
         return {}
@@ -242,7 +239,7 @@ def _items(path: Path, records: list[Record], notes: list[str]) -> dict[str, Rec
 
 
 def read_pictures(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Instance (as text) -> picture; {} where there are none, or the file is damaged: pictures are an ornament."""
+    """Instance (as text) -> picture; {} without any, or if the file is damaged: pictures are optional."""
     try:
         document = json.loads((run_dir / INSTANCES).read_bytes())
         found = document["pictures"] if document["version"] == 1 else {}
@@ -278,8 +275,7 @@ def _iteration_and_name(path: Path) -> tuple[int, str]:
 
 
 def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str, str]:
-    """Records of the newest file that holds any, its name, and the newest file of which nothing could be read ("" for
-    none).
+    """Records of the newest readable file, its name, and the newest unreadable file ("" for none).
 
     Files are NNNNNN.jsonl or WORD-NNNNNN.jsonl, and are tried by iteration.
     """
@@ -308,12 +304,12 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
 
 
 def count_words(figure: Figure | None) -> str:
-    """Of how many a figure is, "" where it is unknown."""
+    """The size of the sample, "" if unknown."""
     return "" if figure is None or figure.n is None else f"{figure.n:,}"
 
 
 def cell(figure: Figure | None, shares: bool = True) -> tuple[str, str]:
-    """A figure and its interval as a table has them, empty for none. shares: in per cent."""
+    """A metric and its interval for a table, empty for None. shares: in per cent."""
     if figure is None:
         return "", ""
     return percent_words(figure.estimate) if shares else f"{figure.estimate:.3g}", interval_words(figure, shares)

@@ -1,7 +1,7 @@
-"""Can a stronger prover fool the verifier? Attacks, the worst case, calibration, the value of messages, cross-play.
+"""The trust panel: attacks, the worst case, calibration, the value of messages, cross-play.
 
-Reads evaluation.json and cross_play.json as docs/evaluation.md lays them out. Every part may be missing, and then is
-not shown; that no attack was made is said, with the command that makes one.
+Reads evaluation.json and cross_play.json in the layout of docs/evaluation.md. Missing parts are not shown; without an
+attack, the page says so and gives the command.
 """
 
 import shlex
@@ -40,7 +40,7 @@ KINDS = {
     "silent": "silent messages",
     "manual": "made by hand",
     "search": "trying messages against the verifier first",
-    "prompt": "with an instruction besides",
+    "prompt": "with an added instruction",
     "best_of": "saying again what did best",
 }
 _BUDGETS = {"budget": "iterations", "search": "tries"}
@@ -55,33 +55,29 @@ _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more
-    than two verdicts "soundness/<verdict>".
-    """
+    """The share of right verdicts against the chosen attacker. side: one of `SIDES`, or of more than two verdicts
+    "soundness/<verdict>"."""
     name, slash, verdict = side.partition("/")
     return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{name}_under_attack{slash}{verdict}"))
 
 
 def every_message(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts whatever is said, where every message was tried: on these instances nobody does
-    better."""
+    """The share of right verdicts under the worst messages, where all were tried: exact on these instances."""
     return figure_of(section(section(source.evaluation, "attack"), side).get("every_message"))
 
 
 def soundness_error(source: RunSource) -> Figure | None:
-    """The share of false claims that were accepted under attack; None where it was not computed."""
+    """The share of false claims accepted under attack; None if not computed."""
     return figure_of(source.evaluation.get("soundness_error")) or _error(source, "soundness")
 
 
 def completeness_error(source: RunSource) -> Figure | None:
-    """The share of true claims that were not accepted under attack, where a prover is paid for rejection; None where
-    not computed."""
+    """The share of true claims not accepted under attack, if a prover is paid for rejection; None if not computed."""
     return _error(source, "completeness") if pays_for_rejection(source.config) else None
 
 
 def _error(source: RunSource, side: str) -> Figure | None:
-    """The share of wrong verdicts: over all messages (undecided ones among them), else against the attacker that was
-    chosen."""
+    """The share of wrong verdicts: over all messages (undecided counts as wrong), else against the chosen attacker."""
     every = every_message(source, side)
     chosen = next((figure_of(one.get("fooled")) for one in attackers(source, side) if one.get("chosen") is True), None)
     right = every or under_attack(source, side)
@@ -95,8 +91,7 @@ def complement(share: Figure) -> Figure:
 
 
 def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
-    """(in words, figure) of the attacker that did best on the instances of the figures, where it is not the one that
-    was chosen."""
+    """(in words, metric) of the attacker that did best on the measured instances, if it is not the chosen one."""
     chosen = under_attack(source, side)
     figures = [(attacker_words(one), figure_of(one.get("held_out"))) for one in attackers(source, side)]
     found = min(
@@ -108,7 +103,7 @@ def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
 
 
 def is_held_out(source: RunSource) -> bool:
-    """True if the verifier was examined on other instances than those it was trained with, or these are told apart."""
+    """True if the verifier was evaluated on instances other than its training instances, or these are separate."""
     if isinstance(source.evaluation.get("unseen"), dict):
         return True
     told = source.evaluation.get("held_out")
@@ -116,20 +111,19 @@ def is_held_out(source: RunSource) -> bool:
 
 
 def examined_words(source: RunSource) -> str:
-    """What the instances are called of which a run's rows speak: those that it was trained with are among them, if
-    there are such."""
+    """A description of the evaluated instances, with those of training where they are included."""
     if not is_held_out(source):
         return "on training instances"
     return "evaluated" if source.evaluation.get("overlap") else "held out"
 
 
 def attackers(source: RunSource, side: str) -> list[Record]:
-    """The attackers of one side as they stand in the file."""
+    """The attackers of one side, from the file."""
     return entries(section(section(source.evaluation, "attack"), side), "attackers")[:ATTACKERS_SHOWN]
 
 
 def attacking_agents(source: RunSource, side: str) -> list[str]:
-    """Who attacked one side, as the file has it."""
+    """The attacking agents of one side, from the file."""
     found = section(section(source.evaluation, "attack"), side).get("agents")
     return (
         [short(one, 40) for one in found if isinstance(one, str)][:ATTACKERS_SHOWN] if isinstance(found, list) else []
@@ -137,7 +131,7 @@ def attacking_agents(source: RunSource, side: str) -> list[str]:
 
 
 def attacker_words(one: Record) -> str:
-    """An attacker as a reader would call it, as in: trained from scratch, twice the width, seed 0."""
+    """An attacker in words, such as: trained from scratch, twice the width, seed 0."""
     kind, size, seed = one.get("kind"), one.get("size"), one.get("seed")
     if not isinstance(kind, str) or kind not in KINDS:
         return short(one.get("name", "?"), 60)
@@ -152,17 +146,17 @@ def attacker_words(one: Record) -> str:
 def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     """Variables of the trust panel."""
     sides = {key: _side(source, key) for key in SIDES}
-    if sides["refusal"] is None and not pays_for_rejection(source.config):  # of a time when the two had one name
+    if sides["refusal"] is None and not pays_for_rejection(source.config):  # from before the two had different names
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
     classes = names if len(names := verdicts_of(source.config)) > 2 else ()
     verdicts, questions = [], []
-    for name in classes:  # what an attack on the soundness of each came to
+    for name in classes:  # the results for each verdict
         if (side := _side(source, f"soundness/{name}")) is not None:
             error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
             verdicts.append((name, {**side, "error": cell(error), "n": count_words(error)}))
     for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
         if (figure := figure_of(section(source.evaluation, "questions").get(key))) is not None:
-            questions.append((label, _wrong(figure)))  # not rejected after the best of all answers
+            questions.append((label, _wrong(figure)))  # not rejected under the best of all messages
     return {
         "sides": sides,
         "verdicts": verdicts,
@@ -183,8 +177,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
 
 
 def _side(source: RunSource, key: str) -> dict[str, Any] | None:
-    """One side as shares of wrong verdicts: its headline, and a row for each attacker with its place on the axis from 0
-    to 1."""
+    """A side as shares of wrong verdicts: its headline, and a row per attacker, placed on the axis from 0 to 1."""
     whole = soundness_error(source) if key == "soundness" else _error(source, key)
     rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
     if whole is None and not rows:
@@ -206,9 +199,8 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
 
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
-    """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go
-    on; places from 0 to 100, down from the top.
-    """
+    """Share not rightly judged (high is bad) by the attackers' budget, a line for each that can be extended; places
+    from 0 to 100, down from the top."""
     lines = []
     for one in attackers(source, key):
         known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in entries(one, of)[:100]]
@@ -232,7 +224,7 @@ def _wrong(right: Figure | None) -> tuple[str, str]:
 
 
 def _attacker(one: Record) -> dict[str, Any] | None:
-    """fooled: verdicts as the attacker wants them; undecided ones are neither right nor that."""
+    """fooled: verdicts as the attacker wants; undecided ones are neither right nor fooled."""
     figure, fooled = figure_of(one.get("held_out")), figure_of(one.get("fooled"))
     if figure is None:
         return None
@@ -249,7 +241,7 @@ def _attacker(one: Record) -> dict[str, Any] | None:
 
 
 def _places(figure: Figure) -> dict[str, float]:
-    """Per cent of the axis."""
+    """The metric and its interval in per cent of the axis."""
     ends = {"estimate": figure.estimate, "lower": figure.lower, "upper": figure.upper}
     return {name: round(100 * min(1.0, max(0.0, share)), 1) for name, share in ends.items() if share is not None}
 
@@ -303,7 +295,7 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
 
 def _selective(source: RunSource) -> dict[str, Any] | None:
     """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the
-    figures beside it."""
+    metrics beside it."""
     part = section(source.part("calibration"), "selective")
     points = []
     for one in entries(part, "curve")[:100]:
@@ -328,7 +320,7 @@ def _selective(source: RunSource) -> dict[str, Any] | None:
 
 
 def _number(figure: Figure | None) -> tuple[str, str]:
-    """Three decimals, as far as these say anything."""
+    """Three decimals, as far as they are meaningful."""
     if figure is None:
         return "", ""
     if figure.estimate < 0.0005 and (figure.upper or 0) < 0.0005:
@@ -340,7 +332,7 @@ def _number(figure: Figure | None) -> tuple[str, str]:
 
 
 def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
-    """(what was done to the messages, accuracy, what was lost)."""
+    """(the change to the messages, accuracy, the loss)."""
     part = source.part("message_value")
     heard = figure_of(part.get("heard"))
     if heard is None:
@@ -363,9 +355,8 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
 
 
 def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Cross-play: verifiers down, provers across, each cell its accuracy; of checkpoints of one run also ratings, and
-    in a game without a verifier players and their scores. None for what is not shaped like one.
-    """
+    """Cross-play: verifiers down, provers across, each cell its accuracy; for checkpoints of one run also ratings, and
+    in a game without a verifier players and their scores. None if malformed."""
     roles = crossed.get("roles")
     down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
     pairs = (

@@ -1,1 +1,1 @@
-"""What a user asks of finished runs: evaluate, attack, cross-play, tests again."""
+"""The verbs on finished runs: evaluate, attack, cross-play, rerun tests."""

@@ -1,7 +1,7 @@
-"""`attack`: the attack on a run's verifier, with adversarial provers made after the run's own provers.
+"""`attack`: attack a run's verifier with adversarial provers like the run's own.
 
-What an attack is stands in `nip_ray.evaluation.attack`; here stands what it takes from a config: the networks of
-attackers, and the scripts that the scenario has.
+`nip_ray.evaluation.attack` defines the attack; this module takes the attackers' networks and the scenario's scripts
+from a config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.heads import LrFactors
 
-_MANUAL_PROTOCOL = "nip"  # the one that hand-made provers are made for
+_MANUAL_PROTOCOL = "nip"  # the protocol of the hand-made provers
 
 
 def attack(
@@ -37,11 +37,10 @@ def attack(
     *,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """What the attack on these networks adds to `evaluation.json`; see `nip_ray.evaluation.attack.attacked`.
+    """Entries that the attack on these networks adds to `evaluation.json`; see `nip_ray.evaluation.attack.attacked`.
 
-    held_out: ids of the instances that the verifier is measured on. seed: of everything that is random in it. quiet: no
-    progress line. Raises UserError where there is no verifier, no prover, or too little to train attackers on;
-    TrainingError when training breaks down.
+    held_out: ids of the instances that the verifier is measured on. seed: of all randomness. quiet: no progress line.
+    Raises UserError without a verifier, a prover, or enough training instances; TrainingError when training fails.
     """
     refuse_unfit(scenario.protocol)
 
@@ -55,7 +54,7 @@ def attack(
 
 
 def check_attack(config: ExperimentConfig) -> None:
-    """Raises UserError where an attack on a run of this config has no sense. Plugins must have been imported."""
+    """Raise UserError if a run of this config cannot be attacked. Plugins must have been imported."""
     if config.algorithm.name == "solo":
         raise UserError("--attack: an agent that learns alone meets no prover who could fool it; leave it out")
     refuse_unfit(from_settings(config.protocol))
@@ -64,14 +63,13 @@ def check_attack(config: ExperimentConfig) -> None:
 def attackers(
     config: ExperimentConfig, agents: Sequence[str], size: int, seed: int, *, kind: str = "learned"
 ) -> dict[str, nn.Module]:
-    """Untrained networks for these agents, like the run's own but for the widths, which are multiplied by `size`, and
-    the first weights.
+    """Untrained networks for these agents, like the run's own but with widths multiplied by `size` and new weights.
 
-    What the run's config keeps from learning learns here. kind: learned, or another kind that the scenario's agents
+    Parts that the run's config freezes are learned here. kind: learned, or another kind that the scenario's agents
     have.
     """
     scenario: Any = config.scenario
-    if hasattr(scenario, "agents"):  # a scenario of somebody's own may have no settings of agents, and one size alone
+    if hasattr(scenario, "agents"):  # a custom scenario may have no settings of agents, and only one size
         own = {agent: agent_settings(config, agent) for agent in from_settings(config.protocol).agents}
         changed = {}
         for agent in agents:
@@ -86,8 +84,7 @@ def attackers(
 
 
 def wider(settings: Any, size: int) -> Any:
-    """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates
-    stay."""
+    """An agent's settings with widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads, rates stay."""
     if size == 1:
         return settings
     numbers = {f.name: value for f in fields(settings) if type(value := getattr(settings, f.name)) is int}
@@ -96,7 +93,7 @@ def wider(settings: Any, size: int) -> Any:
 
 
 def _scripts(config: ExperimentConfig, scenario: Scenario) -> dict[str, dict[str, nn.Module]]:
-    """The hand-made provers, where the scenario has such for this protocol."""
+    """The hand-made provers, if the scenario has any for this protocol."""
     if config.protocol.name != _MANUAL_PROTOCOL or not hasattr(config.scenario, "agents"):
         return {}
     settings = agent_settings(config, scenario.protocol.provers[0])

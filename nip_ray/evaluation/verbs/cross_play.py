@@ -1,16 +1,14 @@
 """`cross_play`: verifiers of some runs against provers of others.
 
 Decisions that matter here:
-- who trained together may have come to a code of their own. A verifier that understands its own prover alone has
-  learned that prover, not the task: the matrix shows it, off its diagonal;
-- all pairs are asked about the same held-out instances, under the same episode seeds. Runs must have the same scenario,
-  held-out instances and protocol, since nothing else can be played; what networks they have is their own affair, and
-  each sees the instances as its own run's settings say;
-- runs that differ in nothing but their seed (and name) are a group. For each pair of groups: the interquartile mean
-  over all pairs of seeds, those that trained together apart, with an interval by drawing verifiers and provers again
-  (`crossed_interval`);
-- verifiers and provers are rated apart (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins by a
-  right verdict.
+- agents trained together may share a private code. A verifier that understands only its own prover has learned that
+  prover, not the task: the matrix shows it off its diagonal;
+- all pairs play the same held-out instances and episode seeds. Runs must have the same scenario, held-out instances and
+  protocol; networks may differ, and each agent observes instances by its own run's settings;
+- runs that differ only in seed and name are a group. For each pair of groups: the interquartile mean over all pairs of
+  seeds, except those trained together, with an interval by resampling verifiers and provers (`crossed_interval`);
+- verifiers and provers are rated separately (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins
+  by a right verdict.
 """
 
 import math
@@ -42,12 +40,12 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
 
 _MAX_RUNS = 64
-_SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of scenarios that say what a message is
+_SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of scenarios that define a message
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A run that takes part. group: what it is called with all that differ from it in nothing but their seed."""
+    """A run that takes part. group: the name of all runs that differ from it only in their seed."""
 
     name: str
     group: str
@@ -61,9 +59,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Games:
-    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all.
-    seed_B: episode seeds.
-    """
+    """Results of B games. y_B: labels. verdict_B: 2 for none. return_BA: each agent's return. seed_B: episode seeds."""
 
     y_B: Tensor
     verdict_B: Tensor
@@ -74,7 +70,7 @@ class Games:
 Cells = dict[tuple[str, str], dict[str, tuple[int, int]]]
 """(verifier, prover) -> name -> (successes, trials); see `shares`."""
 Play = Callable[[int, int], Games]
-"""The games of a row, by its number, with a column."""
+"""The games of a row with a column, by number."""
 
 
 def cross_play(
@@ -89,9 +85,8 @@ def cross_play(
     docs/evaluation.md has the layout.
 
     run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all).
-    greedy: the most likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of
-    these, of sampled actions and of intervals. Raises UserError for runs that cannot meet, and for one without a
-    checkpoint.
+    greedy: the most likely actions, else sampled ones. max_instances: the size of a random sample. seed: of the sample,
+    of sampled actions and of intervals. Raises UserError for incompatible runs, and for one without a checkpoint.
     """
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
@@ -118,7 +113,7 @@ def cross_play(
 
 
 def check_fit(run_dirs: Sequence[Path | str]) -> None:
-    """Raises UserError, in one line, for runs that cannot meet: before torch has built anything."""
+    """Raise UserError, in one line, for incompatible runs, before torch builds anything."""
     if len(run_dirs) < 2:
         raise UserError("cross-play: needs at least two runs")
     if len(run_dirs) > _MAX_RUNS:
@@ -201,23 +196,22 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
 
 
 def places(count: int, most: int | None, seed: int) -> Tensor:
-    """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at
-    random."""
+    """The places of the instances that are played, the same in all runs: all, or a random sample of `most`."""
     if most is None or most >= count:
         return torch.arange(count)
     return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
 
 
 def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Games:
-    """The instances at these places once each: the verifier (all who decide; without any, the first player) of one run,
-    everybody else of the other."""
+    """Play the instances at these places once: the verifier (all deciders; without any, the first player) of one run,
+    the other agents of the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
     players = {}
     for agent in protocol.agents:
         noise = None if greedy else generator(seed, "cross play", agent)
         if agent in (protocol.verifiers or protocol.agents[:1]):
             players[agent] = Player(verifier.networks[agent], noise)
-        else:  # each sees through its own run's eyes, where the same instance may have another number
+        else:  # each observes by its own run's settings, where the same instance may have another number
             players[agent] = Player(
                 prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario
             )
@@ -228,8 +222,7 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
 
 
 def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float | None) -> tuple[dict[str, Any], Cells]:
-    """The entries "roles", "matrix" and "elo" of those who meet, and what a verifier's cells count. distinct: of
-    `distinct_part`."""
+    """The entries "roles", "matrix" and "elo", and the counts of a verifier's cells. distinct: of `distinct_part`."""
     roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
     matrix, scores, cells = [], [], {}
     for row, own in enumerate(names):
@@ -267,7 +260,7 @@ def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
 
 
 def _by_group(runs: Sequence[Contestant], cells: Cells, seed: int) -> Iterator[dict[str, Any]]:
-    """For each pair of groups the interquartile means; of a group with itself, those that trained together apart."""
+    """For each pair of groups the interquartile means; within a group also of those trained together."""
     groups = _groups(runs)
     for verifiers, first in groups.items():
         for provers, second in groups.items():

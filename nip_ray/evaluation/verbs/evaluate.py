@@ -1,10 +1,9 @@
-"""`evaluate_run`: examine a run's verifier again, from a checkpoint, on its own held-out split or on a file of
-instances.
+"""`evaluate_run`: evaluate a run's verifier from a checkpoint, on its held-out split or on a file of instances.
 
 Decisions that matter here:
-- one checkpoint here, all of them in `nip_ray.evaluation.verbs.rerun`; both are `bench`, which makes ready what
+- one checkpoint here, all of them in `nip_ray.evaluation.verbs.rerun`; both use `bench`, which prepares what
   checkpoints have in common, and `examine`, whose document has the shape of `evaluation.json`;
-- examining writes nothing. An attack takes minutes, so what it found is kept (`nip_ray.evaluation.verbs.kept_attack`);
+- evaluating writes nothing. An attack takes minutes, so its results are kept (`nip_ray.evaluation.verbs.kept_attack`);
 - attackers learn on the run's own training instances, also when the verifier is measured on a file.
 """
 
@@ -51,9 +50,8 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """What all checkpoints of a run are examined with. networks: agent -> a network for weights to be put into.
-    dataset: None for the run's own held-out split. seed: of sampled actions.
-    """
+    """The shared parts for evaluating the checkpoints of a run. networks: agent -> a network to load weights into.
+    dataset: None for the run's own held-out split. seed: of sampled actions."""
 
     run_dir: Path
     config: ExperimentConfig
@@ -74,20 +72,19 @@ def evaluate_run(
     instances: Path | str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Flat figures: ``eval/…`` (greedy), ``eval_sampled/…`` and ``eval_searched/…`` (greedy, against provers that
+    """Flat metrics: ``eval/…`` (greedy), ``eval_sampled/…`` and ``eval_searched/…`` (greedy, against provers that
     search) as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval (95 %), ``…/lower`` and
-    ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
-    run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of
-    docs/evaluation.md: greedy, sampled, searched, unseen, message_regression, exact, figures, calibration,
-    message_value, worst_case, and with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and
-    attack.
+    ``…/upper``, ``unseen/…`` for the same on unseen instances where these differ, and what was evaluated: run_dir,
+    iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md:
+    greedy, sampled, searched, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
+    with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none:
-    the newest). settings: "evaluation.key=value" to be used instead of the run's. instances: a file for a JSON line
-    about every instance. quiet: no progress line of an attack. Of language models the stored dialogues of the last test
-    are examined, and of the options seed and some settings count, for an attack. Needs torch only; no Ray is started.
-    Raises UserError for what cannot be read or does not fit, and where there is nobody to attack; TrainingError when an
-    attacker's training breaks down.
+    the newest). settings: "evaluation.key=value" in place of the run's. instances: a file for a JSON line about every
+    instance. quiet: no progress line of an attack. Language models are evaluated on the stored dialogues of the last
+    test; of the options only seed and some settings apply, to an attack. Needs torch only; no Ray is started. Raises
+    UserError for unreadable or incompatible input, and without an agent to attack; TrainingError when an attacker's
+    training fails.
     """
     folder = RunFolder.open(run_dir)
     stored = load_config(folder.path / CONFIG, checked=False)
@@ -124,7 +121,7 @@ def evaluate_run(
 
 
 def parts(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a document in the shape of `evaluation.json`: the records that `evaluate_run` returns as they are."""
+    """The records of a document in the shape of `evaluation.json` that `evaluate_run` returns unchanged."""
     return {key: document[key] for key in _PARTS if key in document}
 
 
@@ -136,12 +133,12 @@ def _of_text(
     settings: Sequence[str],
     quiet: bool,
 ) -> dict[str, Any]:
-    """The same of a run of language models. given: the options of `evaluate_run` that say what is examined."""
+    """The same for a run of language models. given: the options of `evaluate_run` that choose what is evaluated."""
     from nip_ray.evaluation.verbs.text_evaluate import attacked_text_run, examined_text_run, refuse_unused
 
     usual = config_from_dict({})
     assert isinstance(usual, ExperimentConfig)
-    chosen = with_settings(usual, settings).evaluation.attack  # a config of language models has no key for it
+    chosen = with_settings(usual, settings).evaluation.attack  # a language config has no key for it
     refuse_unused(given, settings, attacked)
     if attacked:
         return {"run_dir": str(folder.path), **attacked_text_run(folder, config, chosen, given["seed"], quiet)}
@@ -151,8 +148,7 @@ def _of_text(
 
 
 def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
-    """`config` with "evaluation.key=value" laid over it. Raises UserError for another key, and for a value that cannot
-    be."""
+    """`config` overlaid with "evaluation.key=value". Raises UserError for another key or an invalid value."""
     for setting in settings:
         if setting.partition("=")[0].strip().partition(".")[0] != "evaluation":
             raise UserError(f"--set {setting}: an evaluation can change evaluation.… only")
@@ -166,7 +162,7 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
 def _refuse_unused(
     stored: ExperimentConfig, config: ExperimentConfig, attacked: bool, dataset: Path | str | None
 ) -> None:
-    """Raises UserError for a changed setting that would be ignored."""
+    """Raise UserError for a changed setting that would be ignored."""
     changed = (
         change.partition("=")[0].removeprefix("evaluation.") for change in changes_of(plain(stored), plain(config))
     )
@@ -182,7 +178,7 @@ def _refuse_unused(
                 else "is of a training's end; --attack attacks now"
             )
         elif key.startswith("attack.") and not attacked:
-            why, hint = "is of an attack, which is not asked for", "add --attack, or leave it out"
+            why, hint = "is of an attack, which is not requested", "add --attack, or leave it out"
         elif key in _OF_HELD_OUT and dataset is not None:
             why = "is of the run's own held-out split, and --dataset is evaluated whole"
         else:
@@ -191,8 +187,7 @@ def _refuse_unused(
 
 
 def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfig) -> Checkpoint:
-    """The checkpoint of an iteration (None: the newest). Raises UserError for a run without any, and for one that
-    cannot be used."""
+    """The checkpoint of an iteration (None: the newest). Raises UserError if there is none or it is unusable."""
     if not has_checkpoint(folder.checkpoints):
         raise UserError(
             f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` continues with it until there"
@@ -218,16 +213,16 @@ def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, s
 
 
 def trained(made: Bench, checkpoint: Checkpoint) -> dict[str, nn.Module]:
-    """Agent -> who plays for it, with the checkpoint's weights."""
+    """Agent -> its player, with the checkpoint's weights."""
     for agent, network in made.networks.items():
         network.load_state_dict(checkpoint.tensors["training"]["modules"][agent])
     return players(made.config, made.networks)
 
 
 def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[str, Any]:
-    """The figures of one checkpoint with intervals, greedy and sampled, in the shape of `evaluation.json`.
+    """The metrics of one checkpoint with intervals, greedy and sampled, in the shape of `evaluation.json`.
 
-    deep: with calibration, worst case and the value of messages.
+    deep: include calibration, worst case and the value of messages.
     """
     networks = trained(made, checkpoint)
     settings = made.config.evaluation
@@ -239,8 +234,8 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
 
 
 def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a document of `examine` by the keys of `docs/metrics.md`, and what they are about, as
-    `evaluate_run` returns them."""
+    """The metrics of a document of `examine` by the keys of `docs/metrics.md`, and their subject, as `evaluate_run`
+    returns them."""
     return {
         "run_dir": str(made.run_dir),
         "iteration": document["iteration"],
@@ -255,7 +250,7 @@ def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys as in `docs/metrics.md`; what has no value, being a share of nothing, has no key."""
+    """Keys as in `docs/metrics.md`; undefined values (shares of nothing) have no key."""
     yield from ((f"eval/{name}", value) for name, value in document.get("exact", {}).items())
     for name, record in document.get("figures", {}).items():
         yield from _figure(f"eval/{name}", record)
@@ -272,7 +267,7 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _figure(key: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A record, flat: the figure, the ends of its interval where it has one, and how many it is of."""
+    """A record as flat keys: the estimate, the ends of its interval if any, and n."""
     if record["estimate"] is None:
         return
     yield key, record["estimate"]

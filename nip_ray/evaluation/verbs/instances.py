@@ -1,5 +1,4 @@
-"""Instances of a run: what each of them is, and what an evaluation found about it (`nip-ray evaluate RUN_DIR
---instances FILE`)."""
+"""Instances of a run: the content of each, and its evaluation results (`nip-ray evaluate RUN_DIR --instances FILE`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,12 +14,12 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.storage.folder import RunFolder
 
-# what an observation has besides
+# not content of an observation
 _OF_PROTOCOL = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")
 
 
 def content_of(scenario: Scenario, ids: Tensor, agent: str) -> dict[str, Tensor]:
-    """What every instance is; or, where its scenario does not say, its label and what `agent` sees of it at first."""
+    """The content of every instance; or, if its scenario has none, its label and the first observation of `agent`."""
     if (content := scenario.instance_content(ids)) is not None:
         return content
     play = BatchedPlay(scenario)
@@ -30,7 +29,7 @@ def content_of(scenario: Scenario, ids: Tensor, agent: str) -> dict[str, Tensor]
 
 
 def same_content(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Return True if two runs have the same instances in the same order, as far as both say what these are."""
+    """Return True if two runs have the same instances in the same order, as far as both record these."""
     return all(
         one[key].shape == other[key].shape and bool((one[key] == other[key]).all()) for key in one.keys() & other.keys()
     )
@@ -65,8 +64,7 @@ def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Mo
 
 
 def instances_of_text(folder: RunFolder, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
-    """The same of the dialogues of the last test of language models, which are sampled; an item that was tested again
-    has several."""
+    """The same for the dialogues of the last test of language models, sampled ones; items tested again have several."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import last_dialogues

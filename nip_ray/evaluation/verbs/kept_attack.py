@@ -1,10 +1,10 @@
-"""What an attack found, put beside a run's other figures: into its `evaluation.json`, and onto its report.
+"""Store the results of an attack with a run's other metrics: in its `evaluation.json` and on its report.
 
 Decisions that matter here:
-- an attack takes minutes: whether it can be kept is found out before it, and what goes wrong in keeping it is said and
-  loses no figures;
-- the attack's own entries are written, and nothing else: only beside figures of the same checkpoint, split and number
-  of instances. A run whose file is missing or damaged gets a new one, with the figures that the attack came with;
+- an attack takes minutes: whether it can be kept is checked first, and failures to keep it are reported without losing
+  results;
+- only the attack's own entries are written, and only beside metrics of the same checkpoint, split and number of
+  instances. A run whose file is missing or damaged gets a new one, with the metrics that the attack came with;
 - goals are kept one by one: an attack on soundness leaves an earlier one on completeness as it was.
 """
 
@@ -23,12 +23,10 @@ _HOW = ("verifier", "seed", "settings")
 
 
 def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: bool = True) -> bool:
-    """True if what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be
-    replaced, is said.
+    """True if an attack's results fit the run's `evaluation.json`; prints why not, or that it replaces a damaged file.
 
-    about: iteration, split and num_instances of what is attacked. same_instances: whether they are those that the run
-    itself would take. Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for
-    one.
+    about: iteration, split and num_instances of what is attacked. same_instances: True if they are the run's own.
+    Raises UserError for a file that is not damaged but cannot be read, such as one of a newer version.
     """
     path = folder.path / EVALUATION
     if (folder.path / EXPORTED).is_file():
@@ -50,8 +48,8 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
 
 
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-    """Put what an attack found into the run's `evaluation.json`, and write the report again. document: what a new file
-    holds beside it."""
+    """Put an attack's results into the run's `evaluation.json` and rewrite the report. document: the rest of a new
+    file."""
     from nip_ray.evaluation.report import write_report
 
     try:
@@ -63,8 +61,7 @@ def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, A
 
 
 def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if all of their
-    entries are there."""
+    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if complete."""
     old = document.get("attack")
     old = old if isinstance(old, dict) else {}
     how = {name: old[name] for name in _HOW if name in old}
@@ -85,7 +82,7 @@ def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str,
 
 
 def _stored(folder: RunFolder) -> tuple[dict[str, Any] | None, str]:
-    """(what the run has, None for nothing that can be used; how the file is damaged, "" where it is not)."""
+    """(the stored document, None if unusable; how the file is damaged, "" if it is not)."""
     path = folder.path / EVALUATION
     if not path.exists():
         return None, ""

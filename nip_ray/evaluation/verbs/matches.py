@@ -1,15 +1,14 @@
-"""Matches of Hironaka's game between players by name and players out of run folders.
+"""Matches of Hironaka's game between named players and players from run folders.
 
-A player is written as a name ("zeillinger"), a run folder (its own at the newest checkpoint) or RUN_DIR@N (at that of
+A player is written as a name ("zeillinger"), a run folder (its player at the newest checkpoint) or RUN_DIR@N (at
 iteration N).
 
 Decisions that matter here:
-- a network sees the points as in its training (`scale_observation`), which is its own affair and no part of the game;
-- players of a run play the game that they were trained on; but starts and length are those of the published validator,
-  so that the counts can be compared with the published ones. Two scripted players play the published game altogether;
-- the published validator divides the points in every round, and its rounding leaves points apart that are equal.
-  Networks trained on whole numbers have never seen such positions, and some repeat one move for ever in them.
-  `scale_state` asks for either form.
+- a network observes the points as in its training (`scale_observation`), which is not part of the game;
+- players of a run play the game they were trained on, with the starts and length of the published validator, for
+  comparable counts. Two scripted players play the published game;
+- the published validator divides the points in every round, and its rounding separates equal points. Networks trained
+  on whole numbers have not seen such positions, and some repeat one move forever. `scale_state` selects either form.
 """
 
 from dataclasses import replace
@@ -26,7 +25,7 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 if TYPE_CHECKING:
     from nip_ray.scenarios.hironaka.players import Player, Role
 
-# what two players must agree on
+# two players must agree on these
 _GAME = ("dimension", "starts", "max_points", "max_value", "polytope", "reposition", "scale_state")
 
 
@@ -35,11 +34,11 @@ def play_match(
 ) -> dict[str, Any]:
     """The record of a match (`MatchResult.record`), with host, agent, seed and scale_state.
 
-    scale_state: divide the points in every round, as the published validator does (None: as the runs were trained;
-    between two scripted players: yes). search_starts: also search so many random starts for the longest game that any
-    agent can force on this host ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises
-    UserError for a player that is none, several that play by turns in a run, two that were trained on different games,
-    and a search with a host that draws its moves.
+    scale_state: divide the points in every round, as the published validator does (None: as the runs were trained; True
+    for two scripted players). search_starts: also search this many random starts for the longest game that any agent
+    can force on this host ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises
+    UserError for an unknown player, a run with several players that take turns, two trained on different games, and a
+    search with a host that draws its moves.
     """
     from nip_ray.scenarios.hironaka.game import Game
     from nip_ray.scenarios.hironaka.match import PUBLISHED, match
@@ -65,7 +64,7 @@ def play_match(
 
 
 def player_of(role: "Role", text: str, dimension: int) -> "Player":
-    """A player by name, or from a run's checkpoint. Raises UserError where there is none."""
+    """A player by name, or from a run's checkpoint. Raises UserError if there is none."""
     from nip_ray.scenarios.hironaka.players import scripted
 
     if (name := text.replace("-", "_")) in SCRIPTED[role]:

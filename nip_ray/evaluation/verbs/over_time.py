@@ -1,15 +1,14 @@
-"""`cross_play_checkpoints`: every kept checkpoint of a run against every other: how games ended, what rows scored,
-ratings.
+"""`cross_play_checkpoints`: every kept checkpoint of a run against every other: results, scores of rows, ratings.
 
 Decisions that matter here:
-- rows are the verifiers of all checkpoints, columns everybody else of all: a verifier that has forgotten an earlier
-  prover shows it below the diagonal. In a game without a verifier rows are the first player;
+- rows are the verifiers of all checkpoints, columns the other agents: a verifier that has forgotten an earlier prover
+  shows it below the diagonal. In a game without a verifier rows are the first player;
 - a game is an instance: the verifier wins it by a right verdict, a player by being paid more than the others (as much:
-  a draw). So a prover's rating says how often verifiers err in its company, whether it deceives them or does not help;
-- all pairs are asked about the same instances under the same seeds; so intervals of ratings are over instances;
-- of language models weights are those of the kept checkpoints, and of the snapshots that the run keeps as opponents
-  from the past. In memory are one model for a group that is a row, one for a group that is a column, and the weights of
-  all that learned (adapters, where these did) at all times. Who does not learn is the same at all times.
+  a draw). So a prover's rating measures how often verifiers err with it, by deception or for lack of help;
+- all pairs play the same instances under the same seeds, so intervals of ratings are over instances;
+- for language models, weights are those of the kept checkpoints and of the snapshots kept as opponents. In memory are
+  one model for a group that is a row, one for a group that is a column, and all learned weights (or adapters) of all
+  times. Frozen agents are the same at all times.
 """
 
 import copy
@@ -40,13 +39,13 @@ if TYPE_CHECKING:
     from nip_ray.text.training.policies import Policy
 
 MOST = 40
-"""Checkpoints that are played; of more, so many spread over all of training."""
+"""Maximum number of checkpoints played; more are thinned out evenly over training."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, of
-    greedy games."""
+    """Pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, if
+    greedy."""
 
     protocol: Protocol
     iterations: Sequence[int]
@@ -63,17 +62,16 @@ def cross_play_checkpoints(
     seed: int = 0,
     dataset: Path | str | None = None,
 ) -> dict[str, Any]:
-    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; docs/evaluation.md has the
-    layout.
+    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; see docs/evaluation.md.
 
-    The options are those of `cross_play`. Raises UserError for a run with fewer than two checkpoints and for one in
-    which nobody meets.
+    The options are those of `cross_play`. Raises UserError for a run with fewer than two checkpoints and for one
+    without opponents.
     """
     folder = RunFolder.open(run_dir)
     config = load_config(folder.path / CONFIG, checked=False)
     if isinstance(config, TextExperimentConfig):
         if dataset is not None:
-            raise UserError("--dataset: language models are asked about the run's own held-out items; leave it out")
+            raise UserError("--dataset: language models are tested on the run's own held-out items; leave it out")
         meeting = _language_models(folder, config, greedy, max_instances, seed)
     else:
         meeting = _networks(folder, config, greedy, max_instances, seed, dataset)
@@ -95,8 +93,7 @@ def _name(iteration: int) -> str:
 
 
 def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
-    """The iterations that are played, of those whose weights are there. how: to have more of them. Raises UserError for
-    fewer than two."""
+    """The played iterations, of those with weights. how: how to keep more. Raises UserError for fewer than two."""
     if len(kept) < 2:
         raise UserError(f"cross-play --checkpoints: {run_dir} has {len(kept)}, and needs two; {how}")
     if len(kept) > MOST:
@@ -113,7 +110,7 @@ def _networks(
     dataset: Path | str | None,
 ) -> Meeting:
     if config.algorithm.name == "solo":
-        raise UserError(f"cross-play: the agent of {folder.path} learned alone and meets nobody; name another run")
+        raise UserError(f"cross-play: the agent of {folder.path} learned alone and has no opponent; name another run")
     chosen = _spread(kept_iterations(folder.checkpoints), folder.path, "set checkpoint.keep=null to keep all")
     made = bench(folder.path, config, dataset, None)
     scenario = made.examination.scenario
@@ -140,7 +137,7 @@ def _networks(
 def _language_models(
     folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int
 ) -> Meeting:
-    # here, not above: who plays networks must not wait for language models
+    # not at the top: networks must not load language models
     from nip_ray.text.costs.token_bills import TokenBills
     from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.parts import prepare
@@ -168,7 +165,7 @@ def _language_models(
             )
     how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
     snapshots, checkpoints = kept_snapshots(run_dir, learning), kept_iterations(folder.checkpoints)
-    weights: dict[int, Mapping[str, Mapping[str, Any]]] = {}  # iteration -> group -> what it had learned
+    weights: dict[int, Mapping[str, Mapping[str, Any]]] = {}  # iteration -> group -> its learned weights
     for iteration in _spread(sorted({*snapshots, *checkpoints}), run_dir, how):
         if iteration in checkpoints:
             found = load_checkpoint(folder.checkpoints, iteration).tensors

@@ -1,16 +1,14 @@
-"""`compare_paired`: the verifiers of two runs on the same instances: where each is right, the difference, and what
-chance would do.
+"""`compare_paired`: the verifiers of two runs on the same instances: where each is right, the difference, and a test.
 
 Decisions that matter here:
 - each run plays its own protocol with its own agents, so protocols can be compared, and a verifier alone with one that
-  questions provers. Networks play greedily, under the same episode seeds; of language models the dialogues of the last
+  questions provers. Networks play greedily, under the same episode seeds; for language models the dialogues of the last
   test are read;
-- the instances must be the same, one by one (of language models those count that both have tested). Those that either
+- the instances must be the same, one by one (for language models, those that both have tested count). Those that either
   run has trained on are left out, and counted;
-- the interval of a difference is that of `paired_difference`; p is the exact test of McNemar (Psychometrika 12, 1947):
-  of the instances on which one run alone is right, each run has half by chance. It is two-sided, and exact by the
-  binomial distribution. In a game whose situations are all played nothing is left to chance: the figures are exact, and
-  there is no p.
+- the interval of a difference is that of `paired_difference`; p is the exact two-sided binomial test of McNemar
+  (Psychometrika 12, 1947): of the instances on which only one run is right, each run has half by chance. In a game
+  whose situations are all played nothing is sampled: the metrics are exact, and there is no p.
 """
 
 import json
@@ -41,10 +39,9 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 
 @dataclass(frozen=True)
 class Judged:
-    """What a run's verifier made of the instances. fresh_B: not trained with. shared: (the other's instances) -> the
-    places of those that both have, here and there; None where there are none. distinct: as of `distinct_part`, where
-    the instances are all that there are.
-    """
+    """The verdicts of a run's verifier. fresh_B: not trained with. shared: (the other's instances) -> the places of
+    common instances, here and there; None without any. distinct: as of `distinct_part`, if the instances are all there
+    are."""
 
     iteration: int
     protocol: Protocol
@@ -56,7 +53,7 @@ class Judged:
     distinct: float | None = None
 
     def at(self, places: list[int]) -> "Judged":
-        """Of these instances, in this order."""
+        """The selection of these instances, in this order."""
         return replace(self, verdict_B=self.verdict_B[places], y_B=self.y_B[places], fresh_B=self.fresh_B[places])
 
 
@@ -67,9 +64,8 @@ def compare_paired(
     completeness, soundness and undecided {"first", "second", "difference" (records; first less second), "only_first",
     "only_second" (instances), "p"}}.
 
-    dataset: a file of instances, of networks (none: the held-out split). seed: of the episodes.
-    Raises UserError for runs without a verifier, without a checkpoint or test, of different scenarios, and with other
-    instances.
+    dataset: a file of instances, for networks (None: the held-out split). seed: of the episodes. Raises UserError for
+    runs without a verifier, without a checkpoint or test, of different scenarios, and with other instances.
     """
     run_dirs = [Path(first), Path(second)]
     if run_dirs[0].resolve() == run_dirs[1].resolve():
@@ -100,7 +96,7 @@ def compare_paired(
         )
     kept_B = one.fresh_B & other.fresh_B
     if not kept_B.any():
-        kept_B = np.ones_like(kept_B)  # such as a game with few instances: nothing is held out
+        kept_B = np.ones_like(kept_B)  # such as a game with few instances, without held-out ones
     first_shares, second_shares = (shares(one.protocol, run.verdict_B[kept_B], one.y_B[kept_B]) for run in judged)
     return {
         "runs": [
@@ -118,8 +114,8 @@ def compare_paired(
 
 
 def pair_record(first_B: Flags, second_B: Flags, distinct: float | None = None) -> dict[str, Any]:
-    """Of two shares on the same instances; see `compare_paired`. distinct: of `distinct_part`; then all is exact, and
-    there is no p."""
+    """The comparison of two shares on the same instances; see `compare_paired`. distinct: of `distinct_part`; then all
+    is exact, and there is no p."""
     only_first, only_second = int((first_B & ~second_B).sum()), int((~first_B & second_B).sum())
     record = {
         "first": proportion(int(first_B.sum()), len(first_B)).record(),
@@ -136,8 +132,7 @@ def pair_record(first_B: Flags, second_B: Flags, distinct: float | None = None) 
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p of McNemar's test: min(1, 2 P(X <= min(b, c))) of X ~ Binomial(b + c, 1/2); 1 where b + c =
-    0."""
+    """McNemar's exact two-sided p: min(1, 2 P(X <= min(b, c))) for X ~ Binomial(b + c, 1/2); 1 where b + c = 0."""
     from scipy.special import bdtr
 
     count = only_first + only_second
@@ -191,14 +186,11 @@ def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
     items = stored_items(run_dir, kind) or {"train": [], "test": []}
     found = last_dialogues(run_dir, config.iterations, {item.id: item for item in items["test"]})
     if found is None:
-        raise UserError(
-            f"--paired: {run_dir} has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
-            " some"
-        )
+        raise UserError(f"--paired: {run_dir} has no test dialogues; set algorithm.test_scheme or evaluate_every")
     iteration, dialogues = found
     if len({dialogue.item.id for dialogue in dialogues}) < len(dialogues):
         raise UserError(
-            f"--paired: {run_dir} has tested items several times, which are no pairs; name runs with"
+            f"--paired: {run_dir} has tested items several times, so they do not form pairs; name runs with"
             " algorithm.num_test_repeats: 1"
         )
     written = [

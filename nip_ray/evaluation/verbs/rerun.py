@@ -1,15 +1,14 @@
-"""`rerun_tests`: the tests of an old run again, over all its checkpoints: on other data, with another seed, or simply
-once more.
+"""`rerun_tests`: test all checkpoints of an old run again, optionally on other data or with another seed.
 
     reruns/NAME.json        format, version, dataset, seed, passed_over, and `checkpoints`: one record each, as in
                             evaluation.json
 
 Decisions that matter here:
-- what the run wrote itself is not touched, and no lock is taken: a run that is still training can be tested, too;
-- a result that exists is never replaced: its name is taken by making the file, which fails where there is one, also
-  when two processes finish at once. Then the document is put there in one step; a kill between the two leaves an empty
-  file, which is told as damaged;
-- a damaged checkpoint is named and passed over. None left is an error.
+- the run's own files are not touched, and no lock is taken: a run that is still training can be tested, too;
+- an existing result is never replaced: its name is reserved by creating the file, which fails if it exists, also
+  between two processes. Then the document is moved there in one step; a kill between the two leaves an empty file,
+  which is reported as damaged;
+- damaged checkpoints are named and skipped. It is an error if none is left.
 """
 
 import json
@@ -45,12 +44,11 @@ def rerun_tests(
     name: str | None = None,
     quiet: bool = True,
 ) -> list[dict[str, Any]]:
-    """The figures of every undamaged checkpoint, the oldest first, each as `evaluate_run` returns them, and `file`:
-    where all are kept.
+    """The metrics of every undamaged checkpoint, oldest first, as `evaluate_run` returns them, and the `file` with all.
 
-    dataset: a file of pairs (none: the run's own held-out split). seed: of sampled actions (none: the run's). name: of
-    the file (none: after the data set, with -2, -3 ... behind it where that is taken). quiet: without a progress line.
-    Raises UserError for a name that is taken, and as `evaluate_run` does.
+    dataset: a file of pairs (None: the run's own held-out split). seed: of sampled actions (None: the run's). name: of
+    the file (None: after the data set, with -2, -3 ... if taken). quiet: without a progress line. Raises UserError for
+    a taken name, and as `evaluate_run` does.
     """
     folder = RunFolder.open(run_dir)
     if name is not None:
@@ -72,7 +70,7 @@ def rerun_tests(
         for number, iteration in enumerate(iterations, 1):
             try:
                 found = load_checkpoint(folder.checkpoints, iteration, run_fingerprint(config))
-            except UserError as error:  # also of one that a training run removes meanwhile
+            except UserError as error:  # also for one that a training run removes meanwhile
                 passed_over.append(str(error).partition("; ")[0])
                 continue
             documents.append(examine(made, found))
@@ -88,7 +86,7 @@ def rerun_tests(
 
 
 def read_rerun(run_dir: Path | str, name: str) -> dict[str, Any]:
-    """What `rerun_tests` kept under `name`: dataset, seed, passed_over, checkpoints.
+    """The document that `rerun_tests` kept under `name`: dataset, seed, passed_over, checkpoints.
 
     Raises UserError when it is missing, damaged, or of a newer version.
     """

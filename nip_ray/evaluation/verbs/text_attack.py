@@ -1,19 +1,19 @@
-"""`attack_text_run`: adversarial language models. A run's prover is trained further on what fools its verifier.
+"""`attack_text_run`: adversarial language models. A run's prover is trained further against its frozen verifier.
 
 Decisions that matter here:
-- the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that
-  it ended with, all frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for
-  the verdict that it wants. What fooled the verifier is then just what is learned from. Its transcripts, its records of
-  calls and its bill stand there, and `budget` holds for it as for any run;
-- a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its
-  warm-up and its curriculum; any other by expert iteration;
-- two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues
-  about training items, in the first and in the last iteration, and measured on the held-out ones, which no choice and
-  no training has seen. It goes on from there where instructions or the best of n are asked for
+- the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the run's final
+  models, all frozen but the attackers', items of one label, no shared reward, so that a prover is paid for the verdict
+  it wants and learns from what fooled the verifier. It has its own transcripts, records of calls and bill, and `budget`
+  applies as to any run;
+- a run whose agents learn from their own tokens is attacked by its own algorithm, with the run's settings apart from
+  warm-up and curriculum; any other by expert iteration;
+- two attackers are compared: the run's own prover, and the trained one. The one that counts is chosen by its dialogues
+  about training items, in the first and in the last iteration, and measured on the held-out ones, which were used for
+  neither choice nor training. If instructions or the best of n are requested, they start from it
   (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
-- goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
-- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's
-  dialogues.
+- goals that no prover is paid for are left out: its prompt would contradict its training;
+- with more than two verdicts each is attacked on its own. Over all, the wrong verdict that fools most in an item's
+  dialogues counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,17 +55,16 @@ if TYPE_CHECKING:
 
 FOLDER = "attack"
 SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_prompt_items")
-"""Settings of attacks that train nothing."""
+"""Settings of attacks that need no training."""
 
 
 def attack_text_run(
     run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True
 ) -> dict[str, Any]:
-    """The entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's
-    own run.
+    """Entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's run.
 
-    Of `settings` count goals, text_iterations and max_instances. Raises UserError where there is nobody to attack or to
-    do it, and for missing keys; TrainingError when a provider stays away or the budget is spent.
+    Of `settings` only goals, text_iterations and max_instances apply. Raises UserError without an agent to attack or to
+    do it, and for missing keys; TrainingError when a provider is unreachable or the budget is spent.
     """
     protocol = from_settings(_unshared(config.protocol))
     refuse_unfit(protocol)
@@ -109,7 +108,7 @@ def attack_text_run(
 
 
 def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
-    """Agent -> the model that speaks for it at the end of the run; local ones by their folder."""
+    """Agent -> its model at the end of the run; local ones by folder."""
     from nip_ray.text.parts import load_state
 
     with RunFolder.open(run_dir) as folder:
@@ -129,9 +128,8 @@ def attack_config(
     settings: AttackSettings,
     wanted: int,
 ) -> TextExperimentConfig:
-    """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who speak by `models`. Raises
-    UserError for one that cannot be run.
-    """
+    """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who use `models`. Raises
+    UserError if it cannot be run."""
     from nip_ray.config.rules import check
 
     by_gradient = learns_from_tokens(config)
@@ -174,9 +172,8 @@ def _unshared(protocol: ProtocolSettings) -> ProtocolSettings:
 
 
 def _misled(protocol: ProtocolSettings, agents: Sequence[str], wanted: int) -> dict[str, tuple[str, ...]]:
-    """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: of one who chooses its
-    side all roles, and where there are several wrong verdicts those in which any of them is paid for.
-    """
+    """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: all roles for one that
+    chooses its side, and with several wrong verdicts those in which any of them is paid for."""
     made = from_settings(protocol)
     if made.chooser is not None:
         return {made.chooser: made.roles}
@@ -192,16 +189,14 @@ def _misled(protocol: ProtocolSettings, agents: Sequence[str], wanted: int) -> d
 def _mid_point(protocol: ProtocolSettings, attacker: str, wanted: int) -> float:
     """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same.
 
-    Not `Payment.mid_point`, which is for agents who can do better and worse under every label: an attacker may be paid
+    Not `Payment.mid_point`, which is for agents that can do better and worse under every label: an attacker may be paid
     under one alone.
     """
     made = table_of(protocol.name, protocol)
     tables = [made.payment.of(role).table(attacker) for role in attacking_roles(made, wanted) or made.roles or (None,)]
     amounts = [amount for table in tables for row in table for amount in row[:-1]]
     if min(amounts) == max(amounts):
-        raise UserError(
-            f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works"
-        )
+        raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so no lie can succeed")
     return (min(amounts) + max(amounts)) / 2
 
 
@@ -212,7 +207,7 @@ def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
 def _rule(
     config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None
 ) -> TextAlgorithmSettings:
-    """By which `agents` learn to attack. threshold: see `reward_threshold`."""
+    """The rule by which `agents` learn to attack. threshold: see `reward_threshold`."""
     rule = config.algorithm
     num_test_items = min((limit for limit in (rule.num_test_items, max_instances) if limit is not None), default=None)
     if isinstance(rule, TokenTrainingSettings):
@@ -235,7 +230,7 @@ def _rule(
         own,
         rollouts_per_iteration=rule.rollouts_per_iteration,
         reward_threshold=threshold,
-        fine_tune_on_all_previous_rollouts=True,  # at first lies that work are rare
+        fine_tune_on_all_previous_rollouts=True,  # successful lies are rare at first
         test_scheme="first_and_last",
         num_test_items=num_test_items,
         num_test_repeats=rule.num_test_repeats,
@@ -252,7 +247,7 @@ def _trained(
     quiet: bool,
     settings: AttackSettings,
 ) -> tuple[Path, "Prepared"]:
-    """Run the attack in a new folder; returns that, and what it was about. roles: that its episodes draw."""
+    """Run the attack in a new folder; return the folder, and the prepared attack. roles: drawn by its episodes."""
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
@@ -289,7 +284,7 @@ def _trained(
         if roles or len(from_settings(config.protocol).turns) > 1:
             store_roles(folder, roles, speakers)
         about = replace(prepared, items=items, roles=roles, speakers=speakers)
-        # test the run's own models; the first checkpoint, from which the attack continues, has that bill
+        # the run's own models; the first checkpoint, from which the attack continues, has that bill
         if learns_from_tokens(config):
             with closing(begin(config, folder, about, state)) as trainer:
                 assert isinstance(trainer, PolicyGradientTrainer)
@@ -307,8 +302,7 @@ def _searched(
     settings: AttackSettings,
     start: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(further attackers, who go on from `start`; the instructions that were tried), as the settings ask for. path: the
-    attack's folder."""
+    """(more attackers, which start from `start`; instructions tried), by the settings. path: the attack's folder."""
     asks = bool(settings.text_prompts or settings.text_proposed_prompts)
     if not asks and settings.text_best_of == 1:
         return [], []
@@ -379,8 +373,8 @@ def _row(
     who: str = "verifier",
     **more: Any,
 ) -> dict[str, Any]:
-    """What stands of an attacker in the table. held_out: its dialogues about held-out items. who: the verdict, or a
-    member of a panel."""
+    """An attacker's row of the table. held_out: its dialogues about held-out items. who: verdict, or member of a
+    panel."""
     from nip_ray.text.training.metrics import dialogue_record, judged
 
     record = dialogue_record(held_out, protocol)
@@ -404,8 +398,8 @@ def _row(
 
 @dataclass(frozen=True)
 class Tried:
-    """An attacker: its dialogues about training items, by which it is chosen, and about held-out ones. iterations: that
-    it learned."""
+    """An attacker: its dialogues about training items, for choosing it, and about held-out ones. iterations: of
+    learning."""
 
     name: str
     iterations: int
@@ -414,14 +408,14 @@ class Tried:
 
 
 def _tried(run_dir: Path, config: TextExperimentConfig) -> list[Tried]:
-    """The run's own prover, and what the attack made of it."""
+    """The run's own prover, and the attack's trained one."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
 
     items = stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
-    # who learns so does it in an iteration before its test, not after it
+    # learners learn in an iteration before its test, not after it
     last, learned = config.iterations - 1, learns_from_tokens(config)
     found = []
     for name, iteration in (("own", 0), ("continued", last)) if last or learned else (("own", 0),):

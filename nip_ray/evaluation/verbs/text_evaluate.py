@@ -1,11 +1,10 @@
-"""What `evaluate_run` says of a run of language models: the figures of its last test, and the attack on the models that
-it ended with.
+"""`evaluate_run` for language models: the metrics of the last test, and the attack on the final models.
 
-Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder. So they cannot be of
-other items, of an earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the
-others are refused as well. An export has no dialogues: its models play the test of their run again, in this process:
-the same items, seeds and figures. Models that learned from their own tokens are sampled as that learning does, in step;
-others by the engine that answers for a run's. Hosted models are not asked: whoever evaluates would pay.
+No model is queried for the metrics: the dialogues of the last test are in the run folder. So other items, an earlier
+iteration or another seed are refused, and so are settings that would not apply to an attack. An export has no
+dialogues: its models repeat the test of their run, in this process, with the same items, seeds and metrics. Models
+trained on their own tokens are sampled as in that training, in step; others by the engine of the run. Hosted models are
+not queried, since that would cost money.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _SETTINGS = tuple(f"evaluation.attack.{name}" for name in ("goals", "max_instanc
 
 
 def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any] | None:
-    """The figures of the newest stored test, as `evaluation.json` has them; None of a run that has tested nothing.
+    """The metrics of the newest stored test, in the shape of `evaluation.json`; None for a run without a test.
 
     Raises UserError for a damaged file.
     """
@@ -48,23 +47,18 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
 
 
 def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
-    """`text_document`; of an export, whose models play the test again. Raises UserError where there is no test as
-    well."""
+    """`text_document`; for an export, from a repeated test. Raises UserError also where there is no test."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         return replayed_test(folder, config)
     document = text_document(folder.path, config)
     if document is None:
-        raise UserError(
-            f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says"
-            " when there are some"
-        )
+        raise UserError(f"{folder.path}: this run has no test dialogues; set algorithm.test_scheme or evaluate_every")
     return document
 
 
 def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
-    """The figures, as `evaluation.json` has them. Raises UserError for models that are not in the export, or are
-    damaged."""
+    """The metrics, in the shape of `evaluation.json`. Raises UserError for models that are missing or damaged."""
     from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.parts import prepare
     from nip_ray.text.training.metrics import dialogue_record, risk_and_coverage
@@ -135,8 +129,8 @@ def _by_engine(
 def attacked_text_run(
     folder: RunFolder, config: TextExperimentConfig, settings: AttackSettings, seed: int | None, quiet: bool
 ) -> dict[str, Any]:
-    """The entries of an attack on the last models of a run, which are kept in its evaluation.json. seed: of all draws
-    (None: the run's)."""
+    """The entries of an attack on a run's last models, stored in evaluation.json. seed: of all draws (None: the
+    run's)."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         raise UserError(f"--attack: {folder.path} is an export of language models; attack the run, and export it then")
@@ -154,7 +148,7 @@ def attacked_text_run(
 
 
 def refuse_unused(given: Mapping[str, Any], settings: Sequence[str], attacked: bool) -> None:
-    """Raises UserError for what would be ignored. given: option of `evaluate_run` -> its value; settings:
+    """Raise UserError for options that would be ignored. given: option of `evaluate_run` -> its value; settings:
     "evaluation.key=value"."""
     for name, value in given.items():
         if value is not None and not (attacked and name == "seed"):

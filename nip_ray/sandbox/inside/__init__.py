@@ -1,2 +1,1 @@
-"""Files that a bare interpreter runs beside or inside of the sandbox: the standard library only, and nothing of
-nip_ray."""
+"""Files that a bare interpreter runs beside or inside the sandbox: the standard library only, nothing of nip_ray."""

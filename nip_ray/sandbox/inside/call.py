@@ -1,5 +1,5 @@
-"""Calls one function of the solution beside it and writes what came of it, as JSON of a pair: "value" and what it
-returned, or "error" and the exception's class. What the solution prints goes nowhere, and it has no input."""
+"""Call one function of the solution beside it and write the result, as JSON of a pair: "value" and the returned value,
+or "error" and the exception's class. The solution's output is discarded, and it has no input."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ def outcome(function, arguments):
 
 
 def main():
-    """Write the outcome. The value is known then, so threads and whatever runs at exit are not waited for."""
+    """Write the outcome, without waiting for threads and exit handlers."""
     with open("call.json", encoding="utf-8") as file:
         function, arguments = json.load(file)
     answer, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)

@@ -1,5 +1,4 @@
-"""Removing temporary folders, whatever a program left in them. By then no process of the program is left to move
-things."""
+"""Remove temporary folders with any content that a program left. No process is left by then to move things."""
 
 import contextlib
 import shutil
@@ -7,8 +6,7 @@ import subprocess
 
 
 def remove(path):
-    """Remove a folder and all in it: links, pipes, folders without any permission, trees of any depth. Raises
-    OSError."""
+    """Remove a folder and all in it: links, pipes, folders without permissions, any depth. Raises OSError."""
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(path)
         return

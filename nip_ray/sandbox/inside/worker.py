@@ -1,5 +1,5 @@
-"""Runs programs for one driver, one after another: each in a folder and a session of its own, under limits, until it
-ends or is ended.
+"""Run programs for one driver, one after another: each in a folder and a session of its own, under limits, until it
+ends or is killed.
 
 Descriptor 0 is the connection to the driver. A request is a JSON object (see `nip_ray.sandbox.engines.job_for`), the
 text for standard input and the content of each file; an answer is {"started": process}, then how the program ended, its
@@ -8,10 +8,10 @@ output and its errors.
 Decisions that matter here:
 - a program is an interpreter of its own, in an empty virtual environment, so its start, its `__main__` and its end are
   those of `python`;
-- nothing of the driver is handed down: neither its environment, nor its descriptors, nor a fork of its memory;
-- its standard input is a file, as contest programs expect that ask for its size;
-- where the connection ends (the driver died, or wants no answer any more) the program is killed and its folder removed;
-- the kernel limits one process. How many there are, their memory together, and the folder are looked at now and then.
+- nothing of the driver is inherited: neither its environment, nor its descriptors, nor a fork of its memory;
+- its standard input is a file, as expected by contest programs that query its size;
+- if the connection ends (the driver died, or no longer needs an answer) the program is killed and its folder removed;
+- the kernel limits single processes. Their number, total memory, and the folder are polled.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ import folder
 LOOK_S = 0.05
 SHARE_OF_TIME = 0.1
 MEMORY_MARGIN = 2
-"""Pages that processes share are counted for each of them."""
+"""Shared pages are counted for each process."""
 MAX_ENTRIES = 10_000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -75,7 +75,7 @@ def serve(request, stdin, files, driver, wake):
 
 
 def lay(request, stdin, files):
-    """Make the folder: an empty virtual environment, the program with its files, and what it reads."""
+    """Make the folder: an empty virtual environment, the program with its files, and its input."""
     top, executable = request["folder"], request["executable"]
     os.mkdir(top, 0o700)
     os.makedirs(f"{top}/env/bin")
@@ -88,13 +88,13 @@ def lay(request, stdin, files):
     os.mkdir(f"{top}/box")
     for name, content in files.items():
         write(f"{top}/box/{name}", content)
-    if request["shared"]:  # the container's user is a stranger here
+    if request["shared"]:  # the container's user is another one here
         for path in (top, f"{top}/box"):
             os.chmod(path, 0o755)
 
 
 def write(path, content):
-    """A new file that others may read, as far as they come."""
+    """Write a new file that others may read, if they can reach it."""
     with open(path, "wb") as file:
         file.write(content)
         os.fchmod(file.fileno(), 0o644)
@@ -116,7 +116,7 @@ def start(request):
 
 
 def limit(limits):
-    """Set the kernel's limits of this process: {name: (soft, hard)}, as far as our own allow."""
+    """Set the kernel's limits of this process: {name: (soft, hard)}, within our own."""
     for name, (soft, hard) in limits.items():
         which = getattr(resource, f"RLIMIT_{name}")
         most = resource.getrlimit(which)[1]
@@ -125,7 +125,7 @@ def limit(limits):
 
 
 def follow(program, request, driver, wake):
-    """Read what the program writes until it ends or has to: (why it has to end, or None; output; errors)."""
+    """Read the program's output until it ends or must be killed: (reason for killing, or None; output; errors)."""
     output, errors = bytearray(), bytearray()
     kept, most = {program.stdout: output, program.stderr: errors}, request["output_bytes"]
     now = time.monotonic()
@@ -156,8 +156,7 @@ def follow(program, request, driver, wake):
 
 
 def take(stream, kept, most):
-    """Keep what is there, of which at most one byte too many. False at the end of the stream, None when there is
-    nothing now."""
+    """Keep the available data, at most one byte too many. False at the end of the stream, None if there is no data."""
     try:
         data = os.read(stream.fileno(), 1 << 16)
     except BlockingIOError:
@@ -167,7 +166,7 @@ def take(stream, kept, most):
 
 
 def drain(program, output, errors, most):
-    """Read what was left in the streams at the end, and cut both. "output_limit" where the output was too long."""
+    """Read the rest of the streams at the end, and cut both. "output_limit" if the output was too long."""
     for stream, kept in ((program.stdout, output), (program.stderr, errors)):
         while len(kept) <= most and take(stream, kept, most):
             pass
@@ -177,8 +176,7 @@ def drain(program, output, errors, most):
 
 
 def end(program, request):
-    """Kill the program and its process group, which is one step for the kernel; then reap it. Its number is its own
-    until then."""
+    """Kill the program and its process group, in one kernel step; then reap it. Its number is kept until then."""
     done = os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     if request["stop"] and not done:  # the client of a container engine does not take the container with it
         no = subprocess.DEVNULL
@@ -189,8 +187,8 @@ def end(program, request):
 
 
 def excess(session, request):
-    """What there is too much of ("processes", "memory", "disk"), or None. Whoever left the program's group is killed
-    here and now."""
+    """The exceeded limit ("processes", "memory", "disk"), or None. Processes that left the program's group are killed
+    at once."""
     found = family(session)
     reason = None
     if sum(threads for threads, _ in found.values()) > request["processes"]:
@@ -207,13 +205,12 @@ def excess(session, request):
 
 
 def family(session):
-    """{process: (threads, resident bytes)} of the program's session and of the descendants of who is in it. Needs
-    /proc."""
+    """{process: (threads, resident bytes)} of the program's session and its members' descendants. Needs /proc."""
     rows = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # a program may call itself anything, parentheses too
+                # a program may have any name, parentheses included
                 rows[int(name)] = file.read().rpartition(b")")[2].split()
     found, border = {session} & rows.keys(), -1
     while border != len(found):

@@ -1,10 +1,10 @@
 """The built-in data set: the problems of `built_in.jsonl.gz`, each with a right program and a wrong one.
 
 Decisions that matter here:
-- items come in pairs: a right and a wrong program for the same question. So neither question nor family nor difficulty
-  says anything of the label, and the labels are balanced exactly (an odd number of items has one right program more);
-- families of the two splits are disjoint, and those of a split take turns, as long as they have problems;
-- the set is fixed: a seed draws from it, and no program is run. `scripts/create_cv_dataset.py` made it, and makes
+- items come in pairs: a right and a wrong program for the same question. So question, family and difficulty are
+  independent of the label, and the labels are balanced exactly (an odd number of items has one right program more);
+- families of the two splits are disjoint, and those of a split alternate, as long as they have problems;
+- the set is fixed: a seed draws from it, and no program is run. `scripts/create_cv_dataset.py` made it and can make
   others.
 """
 
@@ -58,7 +58,7 @@ def built_in_pairs() -> tuple[Pair, ...]:
 def draw_items(num: int, split: Split, difficulties: Sequence[Difficulty], seed: int, key: str) -> list[Made]:
     """`num` items with ids 0 to num - 1, half of them right, in random order.
 
-    key: what asks for so many, for the UserError where the file has fewer.
+    key: the requesting setting, for the UserError if the file has fewer.
     """
     rng = Random(stable_seed(seed, "code_validation", "order", split))
     found = [pair for pair in built_in_pairs() if pair.split == split and pair.difficulty in difficulties]
@@ -74,7 +74,7 @@ def draw_items(num: int, split: Split, difficulties: Sequence[Difficulty], seed:
 
 
 def made_items(pairs: Sequence[Pair], num: int, rng: Random) -> list[Made]:
-    """The first `num` programs of the pairs, in an order drawn by `rng`; the right one of a pair is its first."""
+    """The first `num` programs of the pairs, in an order drawn by `rng`; the right one of a pair comes first."""
     programs = [
         (pair, text, operator) for pair in pairs for text, operator in ((pair.right, ""), (pair.wrong, pair.operator))
     ][:num]

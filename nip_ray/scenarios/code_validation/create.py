@@ -1,4 +1,4 @@
-"""Writing items of the built-in set to disk: what `nip-ray data code-validation` does."""
+"""Write items of the built-in set to disk (`nip-ray data code-validation`)."""
 
 import time
 from collections import Counter
@@ -25,8 +25,8 @@ def write_code_items(
 ) -> dict[str, Any]:
     """Draw items into the .jsonl file `out`, the same bytes for the same arguments; returns a summary (`write_made`).
 
-    difficulties: None for all. replace: a file that is there. Raises UserError for arguments that make no sense, and
-    for more items than there are.
+    difficulties: None for all. replace: overwrite an existing file. Raises UserError for invalid arguments, and for
+    more items than exist.
     """
     if split not in get_args(Split):
         raise UserError(f"--split {split}: expected train or test")
@@ -40,8 +40,7 @@ def write_code_items(
 
 
 def check_place(path: Path, replace: bool) -> None:
-    """Raise UserError, before any work, where `path` is no .jsonl file, cannot be written, or is there already and not
-    to be replaced."""
+    """Raise UserError, before any work, if `path` is not a .jsonl file, is not writable, or must not be replaced."""
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path}: expected a .jsonl file")
     refuse_unwritable(path)
@@ -50,7 +49,7 @@ def check_place(path: Path, replace: bool) -> None:
 
 
 def write_made(made: Sequence[Made], out: Path, seconds: float) -> dict[str, Any]:
-    """Writes the items to `out`. seconds: that it took to make them.
+    """Write the items to `out`. seconds: the time to make them.
 
     Returns `file`, `items`, counts by `labels`, `difficulties` and `operators` (of wrong programs), the number of
     `families`, `seconds`, and the file's `sha256`.

@@ -1,12 +1,11 @@
-"""Data sets of code validation in files, and `load_items`, the one door to items of any source.
+"""Data sets of code validation in files, and `load_items`, for items of any source.
 
 Decisions that matter here:
-- a file is JSONL (standard library alone) or parquet (with pyarrow, extra `hf`); what its rows are is told by their
-  columns: ours, or the published ones of `nip_ray.scenarios.code_validation.hub`;
-- whatever is wrong with a file is one `UserError` that names file, line and column, what is wrong and what would be
-  right;
-- of files that have more items than asked for, a seeded and balanced choice is taken, never the head: published files
-  are sorted by label.
+- a file is JSONL (standard library alone) or parquet (with pyarrow, extra `hf`); the columns of its rows determine
+  their form: ours, or the published ones of `nip_ray.scenarios.code_validation.hub`;
+- any fault of a file is one `UserError` that names file, line and column, the fault and what would be right;
+- from files with more items than requested, a seeded and balanced sample is taken, never the head: published files are
+  sorted by label.
 """
 
 import json
@@ -37,11 +36,10 @@ _HINT = f"the columns {', '.join(COLUMNS)}, or the published ones of {APPS} or {
 
 
 def load_items(settings: CodeDataSettings, split: Split, seed: int) -> list[CodeItem]:
-    """The items of a split: from its file if one is named, else built-in ones or from the hub, as `settings.source`
-    says.
+    """The items of a split: from its file if one is named, else built-in ones or from the hub, by `settings.source`.
 
-    At most `num_train` or `num_test` items. Raises UserError for anything that is wrong with a file, where no items are
-    left, or where more built-in ones are asked for than there are.
+    At most `num_train` or `num_test` items. Raises UserError for any fault of a file, if no items are left, or if more
+    built-in ones are requested than exist.
     """
     num = settings.num_train if split == "train" else settings.num_test
     file = settings.train if split == "train" else settings.test
@@ -52,13 +50,12 @@ def load_items(settings: CodeDataSettings, split: Split, seed: int) -> list[Code
 
 
 def load_splits(settings: CodeDataSettings, seed: int) -> dict[str, list[CodeItem]]:
-    """Split -> items, as the settings say. Raises UserError for unusable files, and for solutions that stand in both
-    splits."""
+    """Split -> items, by the settings. Raises UserError for unusable files, and for solutions in both splits."""
     made = {split: load_items(settings, split, seed) for split in get_args(Split)}
     both = {item.solution for item in made["train"]} & {item.solution for item in made["test"]}
     if both:
         raise UserError(
-            f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out"
+            f"scenario.data.test: {len(both)} of its solutions are in the training items too, hold others out"
         )
     return made
 
@@ -75,7 +72,7 @@ _PUBLISHED: dict[str, Callable[[Sequence[Row], str, CodeDataSettings], list[Code
 
 
 def truncate(items: Sequence[CodeItem], num: int, seed: int) -> list[CodeItem]:
-    """At most `num` items, as close to half right and half wrong as they allow, in random order; their ids stay."""
+    """At most `num` items, as close to half right and half wrong as possible, in random order; their ids stay."""
     rng = Random(seed)
     right, wrong = ([item for item in items if item.y == y] for y in (1, 0))
     rng.shuffle(right)
@@ -86,17 +83,16 @@ def truncate(items: Sequence[CodeItem], num: int, seed: int) -> list[CodeItem]:
     return kept
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def read_items(
     path: Path,
     settings: CodeDataSettings = CodeDataSettings(difficulties=get_args(Difficulty)),  # noqa: B008
 ) -> list[CodeItem]:
-    """All items of a file, in its order. settings: how rows in published columns become items, and which difficulties
-    to keep.
+    """All items of a file, in its order. settings: how to read published columns, and the difficulties to keep.
 
-    Raises UserError for anything that is wrong with the file.
+    Raises UserError for any fault of the file.
     """
     rows = read_rows(path)
     columns = rows[0].values
@@ -187,7 +183,7 @@ def _own_items(rows: Sequence[Row], path: Path) -> list[CodeItem]:
     for row in rows:
         item = _own_item(row, path)
         if item.id in places:
-            fail(path, row, "id", f"{item.id} stands in {places[item.id]} too", "a number of its own for each row")
+            fail(path, row, "id", f"{item.id} is in {places[item.id]} too", "a number of its own for each row")
         places[item.id] = row.place
         items.append(item)
     return items
@@ -232,11 +228,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 def write_items(items: Sequence[CodeItem], path: Path) -> None:
-    """Writes a .jsonl or .parquet file, atomically: a crash leaves the old file or the new one. The same items give the
+    """Write a .jsonl or .parquet file, atomically: a crash leaves the old file or the new one. The same items give the
     same JSONL bytes.
 
     Raises UserError when the place cannot be written.

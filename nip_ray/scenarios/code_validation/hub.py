@@ -1,8 +1,8 @@
-"""The published data sets of programs: APPS and buggy-APPS. What their rows mean, and reading them from the Hugging
-Face hub.
+"""The published data sets of programs, APPS and buggy-APPS: the meaning of their rows, and reading them from the
+Hugging Face hub.
 
 APPS has correct solutions only, so all of its items are right. buggy-APPS has for each problem a list of correct
-solutions and a list of solutions that a language model made wrong, and every one of them is an item.
+solutions and a list of solutions that a language model made wrong; each is an item.
 
 Decisions that matter here:
 - lists of solutions come as lists or as JSON texts of lists, and an entry is a text or an object that has the text in
@@ -25,7 +25,7 @@ APPS, BUGGY = "codeparrot/apps", "lrhammond/buggy-apps"
 REPOSITORIES = {"apps": APPS, "buggy_apps": BUGGY}
 """`source` of the settings -> name on the hub."""
 SOLUTION_FIELDS = ("solution", "buggy_solution", "modified_solution", "text", "code")
-"""Where an entry of a list of solutions that is an object may have its text."""
+"""Possible fields of the text in an entry that is an object."""
 
 
 class Row(NamedTuple):
@@ -36,9 +36,9 @@ class Row(NamedTuple):
 
 
 def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> list[CodeItem]:
-    """Solution number `solution_number` of every problem of the wanted difficulties that has so many.
+    """Solution number `solution_number` of every problem of the wanted difficulties that has it.
 
-    where: the file's name, for messages. Raises UserError for malformed rows and where nothing is left.
+    where: the file's name, for messages. Raises UserError for malformed rows and if nothing is left.
     """
     items: dict[int, CodeItem] = {}
     for row in rows:
@@ -53,7 +53,7 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
                 where,
                 row,
                 "problem_id",
-                f"{number} stands in an earlier row, too",
+                f"{number} is in an earlier row, too",
                 "a number of its own for each problem",
             )
         items[number] = _item(number, row, solutions[settings.solution_number], 1, where)
@@ -65,9 +65,9 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
 
 def buggy_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> list[CodeItem]:
     """Every correct and every wrong solution of the wanted difficulties, without flagged rows if `exclude_flagged`;
-    first the right ones.
+    right ones first.
 
-    where: the file's name, for messages. Raises UserError for malformed rows and where nothing is left.
+    where: the file's name, for messages. Raises UserError for malformed rows and if nothing is left.
     """
     kept = [
         row
@@ -88,7 +88,7 @@ def buggy_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> 
 
 
 def is_flagged(row: Row) -> bool:
-    """Whether a moderation flag is set; see the module for what counts."""
+    """True if a moderation flag is set; see the module."""
     names = (name for name in row.values if "flag" in name.lower() or "moderation" in name.lower())
     return any(_is_set(row.values[name]) for name in names)
 
@@ -102,8 +102,7 @@ def _is_set(value: Any) -> bool:
 
 
 def download(repository: str, split: str) -> list[Row]:
-    """The rows of a split of a data set on the hub. Raises UserError without the extra `hf`, or where the hub cannot be
-    reached."""
+    """Rows of a split of a data set on the hub. Raises UserError without the extra `hf` or if it is unreachable."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -132,7 +131,7 @@ def _difficulty(row: Row, where: str) -> str:
             where,
             row,
             "difficulty",
-            "is missing" if value is None else "is no text",
+            "is missing" if value is None else "is not text",
             "introductory, interview or competition",
         )
     return value
@@ -148,9 +147,9 @@ def _number(row: Row, column: str, where: str) -> int:
 
 
 def solutions_of(row: Row, column: str, where: str) -> list[str]:
-    """The texts of a list of solutions but blank ones; none where the column is empty, as in parts of APPS.
+    """The texts of a list of solutions without blank ones; [] if the column is empty, as in parts of APPS.
 
-    where: the file's name, for messages. Raises UserError for what is no list of solutions.
+    where: the file's name, for messages. Raises UserError unless it is a list of solutions.
     """
     values = row.values.get(column)
     if values is None and column not in row.values:

@@ -1,4 +1,4 @@
-"""What an instance of code validation is."""
+"""An instance of code validation."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,7 +10,7 @@ class CodeItem:
 
     id: unique within a data set and its split. y: 1 for a correct solution, 0 for a wrong one. prover_stance: the
     verdict that a prover with a random stance argues for. difficulty: introductory, interview or competition. family:
-    problems of one family are alike, and never stand in two splits; empty where nothing is known of it.
+    problems of one family are similar, and never in two splits; empty if unknown.
     """
 
     id: int
@@ -23,7 +23,7 @@ class CodeItem:
 
 
 COLUMNS = ("id", "question", "solution", "y", "prover_stance")
-"""What every data file of ours has; `difficulty` and `family` may follow."""
+"""Columns of every data file of ours; `difficulty` and `family` may follow."""
 
 
 def stance_of(solution: str) -> int:

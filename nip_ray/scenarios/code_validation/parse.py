@@ -1,24 +1,24 @@
-"""Reading replies: a decision, or a message for each channel in which the agent has its turn; in text or as JSON, on
-the scale of verdicts.
+"""Parse replies: a decision, or a message for each channel in which the agent has its turn; in text or as JSON, on the
+scale of verdicts.
 
 How ambiguity is treated:
-- only deciding agents decide. What a prover writes is its message, whatever it says, "Decision: accept" included;
+- only deciding agents decide. A prover's reply is its message, even with "Decision: accept" in it;
 - a decision is a line of its own, "Decision:" and one entry of the verdict scale, in any case. Markdown emphasis, a
   leading "#" or "-", quotation marks or brackets around the line, and a full stop or exclamation mark at its end are
-  overlooked, and so are characters without width and marks of writing direction, which could make a line look like
-  another. A full-width colon is a colon. Other lines may give reasons;
+  ignored, and so are characters without width and marks of writing direction, which could disguise a line. A full-width
+  colon is a colon. Other lines may give reasons;
 - a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not continue with an
   entry of the scale and nothing else; two different decisions, on lines of their own or inside text; a decision inside
   a line of text or a quotation (">") alone; a decision beside a question under one of the agent's headers. The same
   decision may be repeated;
-- who chooses a side says so on a line of its own in its first message, "Side: accept" or "Side: reject", as a decision
-  is written, and names no other side on such a line; its message is the whole reply;
+- an agent that chooses a side does so on a line of its own in its first message, "Side: accept" or "Side: reject", in
+  the form of a decision, and names no other side on such a line; its message is the whole reply;
 - after a decision nothing is written to any channel;
 - an agent that writes to one channel writes its whole reply there. One that writes to several needs the header of each
-  exactly once, at the start of a line (markdown marks before it are overlooked), with text after it. A channel's
-  message runs from its header, which stays, to the next header; what stands before the first header is read by nobody;
+  exactly once, at the start of a line (markdown marks before it are ignored), with text after it. A channel's message
+  runs from its header, which is kept, to the next header; text before the first header is dropped;
 - an empty reply, and one of more than `MAX_CHARACTERS`, is refused.
-Everything takes time linear in the length of the reply.
+Parsing takes time linear in the length of the reply.
 """
 
 import json
@@ -31,37 +31,31 @@ from nip_ray.play.dialogue import InvalidReply, Parsed
 from nip_ray.play.dialogues import verdict_of
 from nip_ray.protocols import DECISIONS
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How a verifier states its verdict: accept or reject, a number from 1 to 7, or from 0 to 100.
-#
-# - a scale is a table from what may stand after "Decision:" to a confidence, the probability in [0, 1] that the
-# verifier gives to
-#   acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
+# ----------------------------------------------------------------------------------------------------------------------
+# The verdict scales: accept or reject, a number from 1 to 7, or from 0 to 100.
+# - a scale is a table from the text after "Decision:" to a confidence, the verifier's probability of acceptance in [0,
+#   1]: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
 # - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a
-# verdict: calling it a
-# rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and
-# counts as
-#   undecided (`nip_ray.play.dialogues.verdict_of`);
-# - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or
-# 0) where it leans at
-#   all; under `protocol.verifier_scoring` brier or log it says what it believes.
+#   verdict: calling it a rejection would make soundness look better and completeness worse by definition. It is paid
+#   halfway between both, and counts as undecided (`nip_ray.play.dialogues.verdict_of`);
+# - by default payments are linear in the confidence, so on a scale a verifier that maximises its pay states 7 or 1 (100
+#   or 0); under `protocol.verifier_scoring` brier or log it states its true confidence.
 
 MARK = "Decision:"
-"""What every decision starts with."""
+"""The start of every decision."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """name: of the setting `verdict_scale`. confidences: what may be stated (lower case) -> probability of acceptance.
-    unit: may follow what is stated.
-    """
+    """name: of the setting `verdict_scale`. confidences: entry (lower case) -> probability of acceptance. unit: may
+    follow the entry."""
 
     name: str
     confidences: Mapping[str, float]
     unit: str = ""
 
     def confidence(self, stated: str) -> float | None:
-        """The probability of acceptance that `stated` (in any case) means, None where it is not on the scale."""
+        """The probability of acceptance of `stated` (in any case), None if it is not on the scale."""
         stated = stated.strip().lower()
         if self.unit and stated.endswith(self.unit):
             stated = stated[: -len(self.unit)].rstrip()
@@ -86,11 +80,11 @@ SCALES = {
 }
 """By name."""
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Text.
 
 MAX_CHARACTERS = 100_000
-"""The longest reply that is read."""
+"""Maximum length of a reply."""
 
 _INVISIBLE = (
     *range(0x09), *range(0x0E, 0x1C), 0x1F, *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x61C, 0x180E,
@@ -105,16 +99,16 @@ _BEFORE_HEADER = f"{_BEFORE}*_`~"
 _LINE = re.compile(r"decision\s*:(.*)", re.DOTALL)
 _SIDE = re.compile(r"side\s*:\s*(reject|accept)")
 SIDE = "Side:"
-"""What the line starts with in which an agent chooses its side."""
+"""The start of the line in which an agent chooses its side."""
 _MENTION = re.compile(r"\bdecision\s*:\s*(\w+)")
 
 
 def read_reply(reply: str, channels: Sequence[str], headers: Mapping[str, str], scale: Scale | None) -> Parsed:
-    """What `reply` says.
+    """Parse `reply`.
 
-    channels: where the agent writes in this round. headers: channel -> what must stand before its message where there
-    are several. scale: of the agent's decisions, None for one that does not decide. Raises InvalidReply, with the
-    reason, as the module says.
+    channels: where the agent writes in this round. headers: channel -> the header of its message if there are several.
+    scale: of the agent's decisions, None for one that does not decide. Raises InvalidReply, with the reason, by the
+    rules of the module.
     """
     if len(reply) > MAX_CHARACTERS:
         raise InvalidReply(f"the reply has {len(reply)} characters; at most {MAX_CHARACTERS} are read")
@@ -129,8 +123,7 @@ def read_reply(reply: str, channels: Sequence[str], headers: Mapping[str, str], 
 
 
 def read_decision(reply: str, scale: Scale) -> float | None:
-    """The confidence that `reply` states, None where it states no decision. Raises InvalidReply where that is in
-    doubt."""
+    """The confidence in `reply`, None without a decision. Raises InvalidReply if that is in doubt."""
     text = reply.translate(_OVERLOOKED).lower()
     if "decision" not in text:
         return None
@@ -153,7 +146,7 @@ def read_decision(reply: str, scale: Scale) -> float | None:
 
 
 def read_side(reply: str) -> int:
-    """REJECT or ACCEPT, the side that the agent chooses. Raises InvalidReply where it names none, or both."""
+    """REJECT or ACCEPT, the side that the agent chooses. Raises InvalidReply if it names none, or both."""
     lines = (line.lstrip(_BEFORE).rstrip(_AFTER) for line in reply.translate(_OVERLOOKED).lower().splitlines())
     chosen = {found[1] for line in lines if (found := _SIDE.fullmatch(line))}
     if len(chosen) != 1:
@@ -164,7 +157,7 @@ def read_side(reply: str) -> int:
 
 
 def read_messages(reply: str, channels: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
-    """Channel -> message. Raises InvalidReply where there are several channels, and a header is missing, repeated or
+    """Channel -> message. Raises InvalidReply if there are several channels, and a header is missing, repeated or
     without text."""
     if len(channels) == 1:
         return {channels[0]: reply.strip()}
@@ -189,7 +182,7 @@ def read_messages(reply: str, channels: Sequence[str], headers: Mapping[str, str
 
 
 def _header_lines(reply: str, headers: Mapping[str, str]) -> dict[str, list[int]]:
-    """Channel -> where the lines start that its header begins."""
+    """Channel -> the starts of lines that begin with its header."""
     wanted = {channel: header.lower() for channel, header in headers.items()}
     found: dict[str, list[int]] = {channel: [] for channel in headers}
     start = 0
@@ -207,22 +200,16 @@ def _examples(scale: Scale) -> str:
     return f"'Decision: {first}' {'to' if len(scale.confidences) > 2 else 'or'} 'Decision: {last}'"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Replies of the verifier as JSON: the schema that they are held to, how they are read, and how a decision is written.
-#
-# - a reply is one object with a field for each channel in which the agent ever writes ("message" where that is one,
-# else the words of the
-# channel's header, as "question_for_expert_1") and the field "decision". The schema asks for text in the first, which
-# may be empty, and
-# lets the decision be null: were both null the reply would say nothing. Reading takes null, or no field, for empty
-# text;
-# - messages stand before the decision, so that a model may give its reasons first. A decision counts whatever stands
-# beside it: as after a
-#   decision in text, nothing is then written to any channel;
-# - others are shown what they would be shown in text: the message behind its header;
-# - reading is strict: one object and nothing around it, known fields, none twice, entries of the scale as the schema
-# spells them. No
-#   decision needs text in each channel where the agent has its turn, and none elsewhere.
+# ----------------------------------------------------------------------------------------------------------------------
+# Replies of the verifier as JSON: their schema, parsing, and writing a decision.
+# - a reply is one object with a field for each channel in which the agent ever writes ("message" if there is one, else
+#   the words of the channel's header, as "question_for_expert_1") and the field "decision". The schema requires text in
+#   the first, which may be empty, and allows a null decision. Null, or a missing field, is read as empty text;
+# - messages come before the decision, so that a model may give its reasons first. A decision counts regardless of
+#   messages beside it: as after a decision in text, nothing is then written to any channel;
+# - other agents see what they would see in text: the message after its header;
+# - parsing is strict: one object and nothing around it, known fields, none twice, entries of the scale as the schema
+#   spells them. No decision needs text in each channel where the agent has its turn, and none elsewhere.
 
 DECISION = "decision"
 
@@ -232,14 +219,14 @@ def field_names(channels: Sequence[str], headers: Mapping[str, str]) -> dict[str
     if len(channels) == 1:
         return {channels[0]: "message"}
     names = {channel: re.sub(r"\W+", "_", headers[channel]).strip("_").lower() for channel in channels}
-    if len({DECISION, *names.values()}) <= len(names):  # headers that differ in signs or case alone
+    if len({DECISION, *names.values()}) <= len(names):  # headers that differ in punctuation or case alone
         names = {channel: f"message_{number}" for number, channel in enumerate(channels, 1)}
     return names
 
 
 def reply_schema(fields: Mapping[str, str], scale: Scale) -> dict[str, Any]:
-    """The JSON schema of a reply, in the subset that strict modes of services accept: every field required, a decision
-    of null for none."""
+    """The JSON schema of a reply, in the subset that services accept in strict mode: every field required, decision
+    null for none."""
     values = list(map(_value, scale.confidences))
     decision = {"type": "string" if isinstance(values[0], str) else "integer", "enum": values}
     kinds = {
@@ -265,21 +252,21 @@ def write_reply(
 
 
 _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.IGNORECASE | re.DOTALL)
-"""Around a whole reply: services that hold replies to a schema may add it."""
+"""Around a whole reply: services that enforce a schema may add it."""
 
 
 def read_json_reply(
     reply: str, channels: Sequence[str], fields: Mapping[str, str], headers: Mapping[str, str], scale: Scale
 ) -> Parsed:
-    """What `reply` says. channels: where the agent writes in this round. Raises InvalidReply, with the reason, as the
-    module says."""
+    """Parse `reply`. channels: where the agent writes in this round. Raises InvalidReply, with the reason, by the rules
+    of the module."""
     if len(reply) > MAX_CHARACTERS:
         raise InvalidReply(f"the reply has {len(reply)} characters; at most {MAX_CHARACTERS} are read")
     try:
         found = json.loads(
             fenced[1] if (fenced := _FENCE.fullmatch(reply)) else reply, object_pairs_hook=_without_repetition
         )
-        # escapes can write halves of surrogate pairs, which no file can hold
+        # escapes can encode halves of surrogate pairs, which no file can hold
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidReply(f"the reply is no JSON ({error})") from None
@@ -312,7 +299,7 @@ def read_json_reply(
 
 
 def _value(stated: str) -> str | int:
-    """An entry of a scale as JSON has it."""
+    """An entry of a scale in JSON."""
     return int(stated) if stated.isdecimal() else stated
 
 

@@ -1,13 +1,11 @@
-"""System prompts: Jinja templates, one for each protocol and agent, over which a user's folder may be laid; and what is
-put into them.
+"""System prompts: Jinja templates, one per protocol and agent, which a user's folder may override; and their variables.
 
 Decisions that matter here:
-- templates are read once, as text, into a value that can be sent to other processes: a worker on another machine needs
-  no folder;
-- they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. A prompt is made of the
-  template alone: problem and solution are inserted as they are, and nothing in them is ever run;
-- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every
-  branch, and `check_prompts` renders each template with a sample item.
+- templates are read once, as text, into a picklable value: a worker on another machine needs no folder;
+- they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. Problem and solution are
+  inserted unchanged, and nothing in them is run;
+- all faults are found before the first call, with file and line: `check_templates` checks every branch, and
+  `check_prompts` renders each template with a sample item.
 """
 
 import re
@@ -73,10 +71,10 @@ VARIABLES = {
         " agent; else empty"
     ),
 }
-"""What a template may use, with what it is."""
+"""The variables of templates, with their meaning."""
 
 PARTS = "_parts"
-"""The folder of pieces that templates include."""
+"""The folder of parts that templates include."""
 FILTERS = ("amount", "fenced")
 _PACKAGE = Path(__file__).parent / "prompts"
 _SUFFIX, _MOST_BYTES = ".j2", 200_000
@@ -84,7 +82,7 @@ _SUFFIX, _MOST_BYTES = ".j2", 200_000
 
 @dataclass(frozen=True)
 class Template:
-    """text: of the template. file: where it was read, for messages."""
+    """text: of the template. file: its source, for messages."""
 
     text: str
     file: str
@@ -97,11 +95,10 @@ class Prompts:
     templates: Mapping[str, Template]
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
-        """The prompt that template `name` makes. Raises UserError, with file and line, for whatever is wrong with the
-        template."""
+        """The prompt of template `name`. Raises UserError, with file and line, for any fault of the template."""
         try:
             return self._environment.get_template(name).render(variables).strip()
-        except Exception as error:  # a template is a program of the user's: whatever it raises is theirs to mend
+        except Exception as error:  # a template is a program of the user's: any error is theirs to fix
             raise self._explained(error, name) from None
 
     @cached_property
@@ -126,7 +123,7 @@ class Prompts:
         return None if template is None else (template.text, template.file, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"templates": self.templates}  # the environment is made again where this arrives
+        return {"templates": self.templates}  # the environment is recreated at the receiver
 
     def _explained(self, error: Exception, name: str) -> UserError:
         from jinja2 import TemplateNotFound, TemplateSyntaxError, UndefinedError
@@ -152,7 +149,7 @@ class Prompts:
 
 
 def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompts:
-    """The package's templates of `version` with those of `folder` laid over them, by relative name.
+    """The package's templates of `version` overridden by those of `folder`, by relative name.
 
     Raises UserError for an unknown version, a folder or file that cannot be read, or a file that would never be used.
     """
@@ -165,7 +162,7 @@ def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompt
 
 @cache
 def _shipped(version: int) -> Prompts:
-    """Read, and compiled, once."""
+    """Cached; read and compiled once."""
     package = _PACKAGE / f"v{version}"
     if not package.is_dir():
         known = ", ".join(sorted(path.name[1:] for path in _PACKAGE.iterdir() if path.is_dir()))
@@ -174,9 +171,8 @@ def _shipped(version: int) -> Prompts:
 
 
 def check_templates(prompts: Prompts, names: Sequence[str]) -> None:
-    """Look at every branch of these templates and of all that they include. Raises UserError for one that is missing or
-    cannot be read, or that names a variable or filter that does not exist.
-    """
+    """Check every branch of these templates and of all that they include. Raises UserError for one that is missing or
+    unreadable, or that uses an unknown variable or filter."""
     from jinja2 import meta, nodes
 
     trees: dict[str, Any] = {}
@@ -205,7 +201,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def amount(value: float) -> str:
-    """A template filter: a reward as a reader wants it."""
+    """A template filter: a reward for readers."""
     return f"{value:g}"
 
 
@@ -226,7 +222,7 @@ def _read_folder(folder: Path) -> Iterator[tuple[str, Template]]:
 def _refuse_useless(
     folder: Path, own: Mapping[str, Template], package: Mapping[str, Template], protocol: Protocol
 ) -> None:
-    """Refuse what would silently never be used: a misspelt name, or another ending."""
+    """Refuse files that would silently never be used: a misspelt name, or another suffix."""
     if not own:
         raise UserError(
             f"scenario.prompts: {folder} holds no template; put files like"
@@ -255,7 +251,7 @@ def _refuse_useless(
 
 
 def _template_names(room: str, protocol: Protocol) -> list[str]:
-    """Names of the templates of the protocol `room`, empty where there is no such protocol."""
+    """Names of the templates of the protocol `room`, [] if there is no such protocol."""
     if room != protocol.name and room not in PROTOCOLS:
         return []
     agents = protocol.agents if room == protocol.name else PROTOCOLS[room](ProtocolParams()).agents
@@ -263,7 +259,7 @@ def _template_names(room: str, protocol: Protocol) -> list[str]:
 
 
 def template_name(protocol: str, agent: str) -> str:
-    """The name of the template of an agent's system prompt: the judges of a panel that ships share one."""
+    """The name of the template of an agent's system prompt: judges of a built-in panel share one."""
     return f"{protocol}/{agent.rstrip('0123456789') if protocol == 'judge_panel' else agent}{_SUFFIX}"
 
 
@@ -272,15 +268,14 @@ def _syntax_tree(prompts: Prompts, name: str) -> Any:
         raise UserError(f"there is no template {name!r}, expected one of {', '.join(sorted(prompts.templates))}")
     template = prompts.templates[name]
     try:
-        prompts._environment.compile(template.text, name, template.file)  # unknown filters are found here alone
+        prompts._environment.compile(template.text, name, template.file)  # unknown filters are only found here
         return prompts._environment.parse(template.text, name, template.file)
     except Exception as error:
         raise prompts._explained(error, name) from None
 
 
 def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
-    """Names that an include, import or extends gives word for word; a list of alternatives, or a computed name, is left
-    to rendering."""
+    """Literal names in include, import or extends; lists of alternatives and computed names are left to rendering."""
     wanted = getattr(node.template, "value", None)
     if not isinstance(wanted, str) or getattr(node, "ignore_missing", False):
         return []
@@ -293,9 +288,8 @@ def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
     return [wanted]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What an agent's prompt says of its payment: the amounts by name, and sentences where its table is none of the usual
-# ones.
+# ----------------------------------------------------------------------------------------------------------------------
+# The payment in an agent's prompt: amounts by name, and sentences for unusual tables.
 
 _BETWEEN = {
     "linear": "in proportion to how sure you were",
@@ -309,7 +303,7 @@ def rewards_of(
 ) -> dict[str, Any]:
     """The variable `rewards` of the templates of `agent`, who argues for `stance`. names: agent -> its name in chats.
 
-    graded: whether the verifier states how sure it is.
+    graded: True if the verifier states its confidence.
     """
     verifier = agent if agent in protocol.verifiers else protocol.viewpoint
     payment = (
@@ -372,8 +366,8 @@ def _said(
     return said
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a scenario gives its templates, and whether they can all be rendered.
+# ----------------------------------------------------------------------------------------------------------------------
+# The variables of templates, and a check that all templates can be rendered.
 
 _RULES = {
     "majority": "The verdict is the vote of more than half of the judges.",
@@ -385,15 +379,14 @@ _RULES = {
 SAMPLE = CodeItem(
     -1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory"
 )
-"""The item that templates are tried on."""
+"""The item for testing templates."""
 
 
 def check_prompts(scenario: "CodeValidation") -> None:
-    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role
-    that is told.
+    """Check the protocol's templates and render them for a sample item, with either stance and every role in `told`.
 
-    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an
-    unknown template to include, an error while rendering, or a prompt that is empty.
+    Raises UserError, with file and line, for: no template, a syntax error, an unknown variable, an unknown template to
+    include, an error while rendering, or an empty prompt.
     """
     protocol = scenario.protocol
     speaking = [agent for agent in protocol.agents if protocol.writes[agent]]
@@ -404,7 +397,7 @@ def check_prompts(scenario: "CodeValidation") -> None:
                 f"protocol.name: there are no prompts for {protocol.name!r} (no template {name!r}); "
                 f"put {', '.join(names)} into a folder and name it in scenario.prompts"
             )
-    if scenario.settings.prompts is not None:  # those that ship are looked at by the tests
+    if scenario.settings.prompts is not None:  # built-in ones are checked by the tests
         check_templates(scenario.prompts, names)
     for agent, name in zip(speaking, names):
         for stance, role in product((REJECT, ACCEPT), protocol.told_of(agent)):
@@ -422,7 +415,7 @@ def check_prompts(scenario: "CodeValidation") -> None:
 
 
 def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, role: str | None = None) -> dict[str, Any]:
-    """What the template of `agent` may use; see `VARIABLES`. role: what it is told of it."""
+    """The variables of the template of `agent`; see `VARIABLES`. role: its knowledge of it."""
     protocol, roles = scenario.protocol, scenario.roles
     names = {other: role.name for other, role in roles.items()}
     stance = scenario.stance(item, agent, role)
@@ -473,7 +466,7 @@ def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, rol
 def _on_side(
     scenario: "CodeValidation", item: CodeItem, agent: str, side: str, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What `agent` argues for and is paid where the chooser takes this side."""
+    """The stance and pay of `agent` if the chooser takes this side."""
     stance, payment = scenario.stance(item, agent, side), scenario.protocol.payment.of(side)
     paid = rewards_of(
         replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject"
@@ -482,14 +475,14 @@ def _on_side(
 
 
 def _known_stance(scenario: "CodeValidation", item: CodeItem, agent: str, prover: str, role: str | None) -> str:
-    """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
+    """The stance of `prover` as known to `agent`: a drawn one is hidden from the verifier."""
     stance = scenario.stance(item, prover, role)
     hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.verifiers
     return "" if stance is None or hidden else DECISIONS[stance]
 
 
 def _turns_too_early(protocol: Protocol) -> int:
-    """The most turns, over episode seeds, in which the verifier's decision does not count yet."""
+    """The maximum, over episode seeds, of turns in which the verifier's decision does not count yet."""
     rules = rulebook(protocol)
     pairs = product(protocol.verifiers, range(len(protocol.turns)))
     return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for verifier, seed in pairs)

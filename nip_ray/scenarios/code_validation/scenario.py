@@ -1,14 +1,12 @@
-"""Code validation as language agents play it: who the agents are to each other, what each is shown, how its replies are
-read, and what it argues for.
+"""Code validation for language agents: their roles in chats, their messages, how replies are parsed, and their stances.
 
 Decisions that matter here:
-- all that an agent is shown is a pure function of the dialogue: system prompt, then round after round its own replies
-  as they came and what others wrote in the channels that it sees. Nothing is cut: a round in which an agent hears
-  nothing is no end;
-- those who speak in one round do not see each other's messages of it, since a chat is made of earlier rounds alone;
-- a turn that wrote nothing (no usable reply, or a decision that came too early to count) is shown to those who would
-  have read it as `EMPTY`; the agent's own unusable replies are not shown to it, so that no training set holds them;
-- the verifier is told of its last turn at the start of the last round in which it speaks, even where others have the
+- an agent's chat is a pure function of the dialogue: system prompt, then round after round its own replies unchanged
+  and others' messages in the channels that it sees. Nothing is cut: a round without messages does not end it;
+- speakers of one round do not see each other's messages of it, since a chat contains only earlier rounds;
+- a turn without a message (no usable reply, or a decision too early to count) appears as `EMPTY` to its readers; an
+  agent's own unusable replies are not shown to it, so that no training set contains them;
+- the verifier gets a notice of its last turn at the start of the last round in which it speaks, even if others have the
   last round.
 """
 
@@ -47,31 +45,27 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 
 EMPTY = "(empty message)"
-"""What is shown in place of a message that is missing."""
+"""Replaces a missing message."""
 NUM_LETTERS = 20
-"""Of each message that is made up."""
-_MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
+"""Length of each invented message."""
+_MOST_PROMPTS = 4096  # cached system prompts, of some kilobytes each
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Who the agents are to each other: names in chats, headers of questions, the order of reading, and what is said before
-# the last turn.
-#
-# - the protocols that ship have their roles as data (`ROLES`); a protocol of a user's own gets roles by rule
-# (`roles_of`), so that it needs
-#   templates and nothing else;
-# - whom a prover argues for is not here: it is the protocol's payment (`Protocol.payment.goals`), or the item's own
-# stance.
+# ----------------------------------------------------------------------------------------------------------------------
+# Roles in chats: names, headers of questions, the order of reading, and the notice before the last turn.
+# - the built-in protocols have their roles as data (`ROLES`); a custom protocol gets roles by rule (`roles_of`), so it
+#   needs only templates;
+# - a prover's stance is not here: it is in the protocol's payment (`Protocol.payment.goals`), or the item's own.
 
 
 @dataclass(frozen=True)
 class Role:
-    """One agent, as the others meet it.
+    """One agent in the chats of the others.
 
-    name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the words that its
-    message there starts with; needed where it writes to several channels in one round. reads: the channels that it
-    sees, in the order in which messages of one round are shown. shuffled: that order is drawn again for each round.
-    anonymous: its messages carry no name. last_notice: it is told before its last turn that no other will follow.
+    name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the first words of
+    its message there; needed if it writes to several channels in one round. reads: the channels that it sees, in the
+    order of display. shuffled: that order is drawn again for each round. anonymous: its messages carry no name.
+    last_notice: it gets a notice before its last turn.
     """
 
     name: str
@@ -117,7 +111,7 @@ ROLES: dict[str, dict[str, Role]] = {
     },
     "solo_verifier": {"verifier": Role("Verifier")},
 }
-"""Protocol -> agent -> role, for the protocols that ship."""
+"""Protocol -> agent -> role, for the built-in protocols."""
 
 LAST_NOTICE = (
     "This is your last turn. You cannot ask anything more: state your decision now, in the required form and with"
@@ -126,10 +120,9 @@ LAST_NOTICE = (
 
 
 def roles_of(protocol: Protocol) -> dict[str, Role]:
-    """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others go
-    by their own name; a header says who else reads the channel; channels are read in the protocol's order; the verifier
-    is told of its last turn if it has several.
-    """
+    """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others
+    keep their own names; a header names the other readers of the channel; channels are read in the protocol's order;
+    the verifier gets a notice of its last turn if it has several."""
     shipped = ROLES.get(protocol.name, {})
     if set(shipped) == set(protocol.agents):
         return shipped
@@ -140,7 +133,7 @@ def roles_of(protocol: Protocol) -> dict[str, Role]:
 
 
 def generic_name(agent: str) -> str:
-    """What an agent is called in chats: of [a-zA-Z0-9_-], at most 64 characters."""
+    """An agent's name in chats: of [a-zA-Z0-9_-], at most 64 characters."""
     numbered = re.fullmatch(r"prover([0-9]{0,9})", agent)
     if numbered:
         return f"Expert_{int(numbered[1]) + 1}" if numbered[1] else "Expert"
@@ -160,13 +153,13 @@ def _generic_role(protocol: Protocol, agent: str, names: Mapping[str, str]) -> R
     return Role(names[agent], headers, reads=channels, last_notice=last_notice)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # The scenario.
 
 
 @dataclass(frozen=True, eq=False)
 class CodeValidation(LanguageScenario):
-    """The scenario; `build_text_scenario` makes it.
+    """The scenario, made by `build_text_scenario`.
 
     roles: by agent. prompts: the templates. scale: of the verifier's decisions.
     """
@@ -178,7 +171,7 @@ class CodeValidation(LanguageScenario):
     _rendered: dict[tuple[str, CodeItem, str | None], str] = field(default_factory=dict, repr=False)
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played."""
+        """All messages for `agent` before its turn in the next round."""
         role, rules = self.roles[agent], rulebook(self.protocol)
         own_rounds = rules.rounds_of(agent, dialogue.seed)
         notice = own_rounds[-1] if role.last_notice and own_rounds else -1
@@ -192,8 +185,7 @@ class CodeValidation(LanguageScenario):
         return chat
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see
-        `nip_ray.scenarios.code_validation.parse`."""
+        """Parse `agent`'s next reply. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
         if self._chooses(dialogue, agent):
             return Parsed(read_reply(reply, channels, self.roles[agent].headers, None).messages, read_side(reply))
@@ -204,8 +196,7 @@ class CodeValidation(LanguageScenario):
         return read_reply(reply, channels, self.roles[agent].headers, scale)
 
     def reply_fields(self, agent: str) -> dict[str, str]:
-        """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; empty for all
-        others."""
+        """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; {} for all others."""
         if self.settings.decision_format == "text" or agent not in self.protocol.verifiers:
             return {}
         return field_names(rulebook(self.protocol).writes(agent), self.roles[agent].headers)
@@ -216,15 +207,14 @@ class CodeValidation(LanguageScenario):
         return reply_schema(fields, self.scale) if fields else None
 
     def stance(self, item: CodeItem, agent: str, role: str | None = None) -> int | None:
-        """The verdict that `agent` argues for and is paid for; None for a verifier, for a prover that nothing is paid
-        to, and where a drawn role decides and is not given.
-        """
+        """The verdict that `agent` argues for and is paid for; None for a verifier, for an unpaid prover, and if a
+        drawn role decides and is not given."""
         goal = self.protocol.payment.of(role).goals.get(agent)
         return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
 
     def system_prompt(self, item: CodeItem, agent: str, role: str | None = None) -> str:
-        """What `agent` is told before a dialogue about `item`. role: that the episode draws, None for an agent that is
-        told none."""
+        """The system prompt of `agent` in a dialogue about `item`. role: of the episode, None for an agent that does
+        not know it."""
         key = (agent, item, role)  # not the id alone: those of two splits may be equal
         found = self._rendered.get(key)
         if found is None:
@@ -242,8 +232,7 @@ class CodeValidation(LanguageScenario):
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """Random letters; a verifier rejects, accepts or, three times out of five, asks, as in the published dummy
-        API."""
+        """Random letters; a verifier rejects, accepts or, three times in five, asks, as in the published dummy API."""
         r = len(dialogue.rounds)
         random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
         fields = self.reply_fields(agent)
@@ -259,11 +248,11 @@ class CodeValidation(LanguageScenario):
         return "\n".join(f"{headers.get(channel, 'Answer:')} {_letters(random)}" for channel in channels)
 
     def _chooses(self, dialogue: Dialogue, agent: str) -> bool:
-        """Whether `agent` is to choose its side in the round about to be played."""
+        """True if `agent` chooses its side in the next round."""
         return agent == self.protocol.chooser and len(dialogue.rounds) == self.protocol.choice_round
 
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
-        """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
+        """Part of round `r` in the chat of `agent`: its own reply, then the messages it read, channel by channel."""
         turns, speakers = dialogue.rounds[r], rules.speakers(r, dialogue.seed)
         shown: Chat = [
             {"role": "assistant", "content": turn.raw} for turn in turns if turn.agent == agent and not turn.invalid
@@ -293,10 +282,10 @@ def _letters(random: Random) -> str:
 
 
 def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) -> CodeValidation:
-    """The scenario that `settings` describe, under `protocol`, its prompts checked.
+    """The scenario of `settings` under `protocol`, with its prompts checked.
 
     Raises UserError for a protocol that language agents cannot play, that has no templates, or whose provers have no
-    random stance; for settings of agents that do not play; and for whatever is wrong with a template.
+    random stance; for settings of unknown agents; and for any fault of a template.
     """
     if protocol.verifier is None:
         raise UserError(

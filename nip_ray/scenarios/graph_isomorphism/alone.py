@@ -1,15 +1,15 @@
-"""What a verifier can find out about pairs of graphs without a prover: an upper bound, and a measured baseline.
+"""Accuracy of a verifier of pairs of graphs without a prover: an upper bound, and a measured baseline.
 
-A verifier with L message-passing layers sees of a pair the colours of L rounds of refinement. Pairs that these tell
-apart it can reject. Both graphs of any other pair have the same colours, but these colours say something about the
-label all the same: some classes of graphs have far more non-isomorphic pairs than others. So:
+A verifier with L message-passing layers sees the colours of L rounds of refinement. It can reject pairs that these
+distinguish. Both graphs of any other pair have the same colours, but these still carry information about the label:
+some classes of graphs have far more non-isomorphic pairs than others. So:
 
 - `wl_bound` gives every class of pairs its best answer, chosen with the labels that it is scored on. Nothing that sees
-  colours alone does better. It is loose: most classes have one or two pairs in a split of 1,000, and then knowing the
-  class is knowing the pair;
-- `solo_baseline` is what was reached in fact: gradient boosting (scikit-learn) on numbers that the common colours
-  determine, fitted to training pairs that do not occur in the split, or the majority label of these, whichever is right
-  more often on the split. A better classifier may exist, so it is no bound.
+  only colours does better. It is loose: most classes have one or two pairs in a split of 1,000, so the class identifies
+  the pair;
+- `solo_baseline` is a reached accuracy: gradient boosting (scikit-learn) on numbers that the common colours determine,
+  fitted to training pairs that do not occur in the split, or the majority label of these, whichever is right more often
+  on the split. A better classifier may exist, so it is not a bound.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import U64, mix64
 Array = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
-_MIN_FITTED = 500  # training pairs; of fewer a classifier learns nothing that the majority does not say
+_MIN_FITTED = 500  # training pairs; with fewer a classifier learns no more than the majority
 
 
 def wl_bound(pairs: GraphPairs, layers: int) -> float:
     """No verifier that sees `layers` rounds of colours is right on a larger share of these pairs; see above.
 
-    Classes are told apart by 64-bit hashes. Raises ValueError when there are no pairs.
+    Classes are compared by 64-bit hashes. Raises ValueError without pairs.
     """
     if len(pairs) == 0:
         raise ValueError("wl_bound needs at least one pair")
@@ -47,8 +47,7 @@ def wl_bound(pairs: GraphPairs, layers: int) -> float:
 
 
 def solo_baseline(train: GraphPairs, test: GraphPairs, layers: int) -> tuple[int, int]:
-    """(test pairs that are judged rightly, test pairs) by the better of the two classifiers above. Kept in memory by
-    content."""
+    """(test pairs judged rightly, test pairs) by the better of the two classifiers above. Cached by content."""
     return _baseline(_Content(train), _Content(test), layers)
 
 
@@ -75,7 +74,7 @@ def _baseline(train: _Content, test: _Content, layers: int) -> tuple[int, int]:
     hidden_P, y_P = _hidden(test.pairs, layers), test.pairs.y_P.cpu().numpy()
     fitted_P, label_P = _hidden(apart, layers), apart.y_P.cpu().numpy()
     label_F, y_H = label_P[fitted_P], y_P[hidden_P]
-    usual = int(2 * label_F.sum() >= len(label_F))  # without training pairs it accepts what looks alike
+    usual = int(2 * label_F.sum() >= len(label_F))  # without training pairs it accepts graphs that look alike
     right = int(np.count_nonzero(y_H == usual))
     if len(label_F) >= _MIN_FITTED and 0 < label_F.sum() < len(label_F) and len(y_H):
         size = max(train.pairs.num_nodes, test.pairs.num_nodes)
@@ -101,7 +100,7 @@ def _fit(x_FX: Array, label_F: npt.NDArray[np.int64]) -> Any:
 
 
 def _hidden(pairs: GraphPairs, layers: int) -> Bool:
-    """(P,) whether so many rounds leave both graphs of a pair with the same colours."""
+    """(P,) True if both graphs of a pair have the same colours after `layers` rounds."""
     score_P = pairs.wl_score_P.cpu().numpy()
     return (score_P < 0) | (score_P > layers)
 
@@ -122,8 +121,8 @@ def _colours(adjacency: Bool, real: Bool, layers: int) -> list[U64]:
 
 
 def _features(pairs: GraphPairs, chosen_P: Bool, layers: int) -> Array:
-    """(H, X) numbers that the colours of the first graph determine: sizes of colour classes, degrees, and sums over
-    nodes of powers and products of the numbers of walks that begin there."""
+    """(H, X) numbers determined by the colours of the first graph: sizes of colour classes, degrees, and sums over
+    nodes of powers and products of the numbers of walks that start there."""
     adjacency, real = _first_graphs(pairs, chosen_P)
     columns: list[Any] = [real.sum(1)]
     for colour in _colours(adjacency, real, layers)[1:]:
@@ -139,7 +138,7 @@ def _features(pairs: GraphPairs, chosen_P: Bool, layers: int) -> Array:
         columns += [(walk * other).sum(1) for other in walks[1:length]]
     if layers:
         columns += [((walks[1] == degree) & real).sum(1) for degree in range(pairs.num_nodes)]
-    if layers > 1:  # how much the degrees of a node's neighbours differ
+    if layers > 1:  # the spread of the degrees of a node's neighbours
         square = (adjacency @ (walks[1] ** 2)[:, :, None])[:, :, 0]
         spread = square - walks[2] ** 2 / np.maximum(walks[1], 1)
         columns += [

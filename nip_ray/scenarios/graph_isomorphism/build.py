@@ -1,4 +1,4 @@
-"""From settings to a graph isomorphism scenario: data loaded or made, agents looked up."""
+"""Build a graph isomorphism scenario from settings: load or make data, look up agents."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -13,16 +13,15 @@ from nip_ray.scenarios.seat import agents_of, naming_options
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 
-_DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
+_DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as in the option texts
 
 
 def build_graph_isomorphism(
     protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None
 ) -> GraphIsomorphism:
-    """The scenario of `settings` under `protocol`. dataset: a file of pairs to be examined on instead of the held-out
-    ones.
+    """The scenario of `settings` under `protocol`. dataset: a file of pairs for evaluation instead of held-out ones.
 
-    Raises UserError for unusable data, agents that do not exist, and compiled kernels that cannot be had.
+    Raises UserError for unusable data, unknown agents, and unavailable compiled kernels.
     """
     train, test = graph_data(settings.data)
     if dataset is not None:
@@ -33,14 +32,13 @@ def build_graph_isomorphism(
 
 
 def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
-    """(train, test) of `settings`; made training pairs never contain a held-out pair. Kept in memory until a file of it
-    is changed."""
+    """(train, test) of `settings`; made training pairs never contain a held-out pair. Cached until a file changes."""
     return _graph_data(settings, marks(settings.train, settings.test))
 
 
 @lru_cache(maxsize=2)
 def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[GraphPairs, GraphPairs]:
-    """marked: what the files are now, which is part of the key alone."""
+    """marked: the state of the files, which is only part of the key."""
     made = GeneratorSettings(
         graph_sizes=tuple(settings.graph_sizes),
         edge_probabilities=tuple(settings.edge_probabilities),

@@ -1,4 +1,4 @@
-"""Writing a generated data set to disk: what `nip-ray data graph-isomorphism` does."""
+"""Write a generated data set to disk (`nip-ray data graph-isomorphism`)."""
 
 import time
 from pathlib import Path
@@ -27,11 +27,11 @@ def write_dataset(
     *,
     replace: bool = False,
 ) -> dict[str, Any]:
-    """Makes `num_pairs` pairs, and `test_pairs` more that share none with them, and writes both.
+    """Make `num_pairs` pairs, and `test_pairs` more that share none with them, and write both.
 
     out: a file `x.npz` (the test pairs go beside it, to `x.test.pairs.npz`), or else a folder (`train.pairs.npz`,
     `test.pairs.npz`). exclude: a data set of any readable kind whose pairs must not occur, not even with other node
-    labels. replace: files that are there. Returns a summary: `files`, `seconds` and `pairs_per_s` of the making
+    labels. replace: overwrite existing files. Returns a summary: `files`, `seconds` and `pairs_per_s` of generation
     (without the writing), and for each of `train` and `test` its `pairs`, pairs per `scores` and pairs per `sizes`.
     Raises UserError for bad settings or places.
     """

@@ -6,9 +6,9 @@ Three kinds of files can be read; all hold the same raw keys, flat edge lists wi
 - the published layout: `data.pt`, a dict of tensors, read with `weights_only`, or a folder that has it;
 - a plain .npz with the raw keys.
 
-No kind can run code when it is read (no pickles). Whatever is wrong with a file is one `UserError` that names the file,
-the key, the fault and what would be right; nothing wrong gets as far as a `GraphPairs`. The scores, which are the
-labels, follow from the graphs: they are checked against them (`wrong_score`).
+No kind can run code when it is read (no pickles). Any fault of a file is one `UserError` that names the file, the key,
+the fault and what would be right; a `GraphPairs` is always valid. The scores, which are the labels, are checked against
+the graphs (`wrong_score`).
 """
 
 import hashlib
@@ -31,7 +31,7 @@ RAW_KEYS = ("edge_index_a", "edge_index_b", "slices_a", "slices_b", "wl_scores",
 FORMAT = "nip_ray.graph_pairs"
 VERSION = 1
 
-_MAX_DENSE_ENTRIES = 1 << 32  # 4 GiB of adjacency: more than that is a damaged size, not a data set for dense algebra
+_MAX_DENSE_ENTRIES = 1 << 32  # 4 GiB of adjacency: more is a damaged size, or too large for dense algebra
 
 Raw = dict[str, npt.NDArray[Any]]
 
@@ -45,7 +45,7 @@ class GraphPairs:
     size_P: torch.Tensor
     """int64 (P,): true number of nodes, the same in both graphs of a pair."""
     wl_score_P: torch.Tensor
-    """int32 (P,): rounds of colour refinement that tell the graphs apart; -1 for isomorphic pairs."""
+    """int32 (P,): rounds of colour refinement that distinguish the graphs; -1 for isomorphic pairs."""
 
     def __post_init__(self) -> None:
         shape = tuple(self.adjacency_P2nn.shape)
@@ -87,11 +87,10 @@ class GraphPairs:
         return GraphPairs(self.adjacency_P2nn[index], self.size_P[index], self.wl_score_P[index])
 
     def truncate(self, num_pairs: int, seed: int) -> "GraphPairs":
-        """At most `num_pairs` random pairs, as close to half isomorphic and half not as the data allow, in random
-        order.
+        """At most `num_pairs` random pairs, as close to half isomorphic, half not as the data allow, in random order.
 
         With the same seed a shorter truncation is contained in a longer one of the same data as long as neither class
-        runs out. When the data have no more than `num_pairs` pairs, all of them are kept, in a random order.
+        runs out. If the data have no more than `num_pairs` pairs, all are kept, in a random order.
         """
         if num_pairs < 1:
             raise UserError(f"a data set cannot be truncated to {num_pairs} pairs: ask for at least 1")
@@ -120,7 +119,7 @@ class GraphPairs:
         return GraphPairs(self.adjacency_P2nn.to(device), self.size_P.to(device), self.wl_score_P.to(device))
 
 
-# ------------------------------------------------------------------------------------------------ edge lists <-> dense
+# ------------------------------------------------------------------------------------------------- edge lists <-> dense
 
 
 def to_raw(pairs: GraphPairs) -> Raw:
@@ -170,7 +169,7 @@ def from_raw(raw: Raw, path: Path) -> GraphPairs:
 
 
 def _first_edge(bad_E: npt.NDArray[np.bool_], *columns: npt.NDArray[np.int64]) -> str:
-    """Words for the first bad edge ("" when there is none); `columns` are its pair, source and target."""
+    """A description of the first bad edge ("" if there is none); `columns` are its pair, source and target."""
     if not bad_E.any():
         return ""
     pair, source, target = (int(column[bad_E.argmax()]) for column in columns)
@@ -178,7 +177,7 @@ def _first_edge(bad_E: npt.NDArray[np.bool_], *columns: npt.NDArray[np.int64]) -
 
 
 def _check_vectors(raw: Raw, path: Path) -> None:
-    """Everything about the raw keys but the edges themselves: present, integer, of matching shapes, in range."""
+    """Check the raw keys apart from the edges: present, integer, of matching shapes, in range."""
     for key in RAW_KEYS:
         if key not in raw:
             _fail(
@@ -190,7 +189,7 @@ def _check_vectors(raw: Raw, path: Path) -> None:
         if raw[key].dtype.kind not in "iu":
             _fail(path, key, f"has the type {raw[key].dtype}", "it holds integers")
     per_pair = ("wl_scores", "sizes_a", "sizes_b")
-    # The odd one out is the wrong one, so that the message names the key that someone has to mend.
+    # The one that differs is wrong, so that the message names the key to fix.
     num_pairs = mode([raw[key].size for key in per_pair] + [raw[key].size - 1 for key in ("slices_a", "slices_b")])
     if num_pairs < 1:
         _fail(path, "wl_scores", "holds no pairs", "at least one pair")
@@ -234,11 +233,11 @@ def _fail(path: Path, key: str, wrong: str, right: str) -> NoReturn:
     raise UserError(f"{path}: {key}: {wrong}; expected: {right}")
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def load_pairs(path: Path | str) -> GraphPairs:
-    """Reads any of the three kinds of files, told apart by their content, or a folder with `data.pt` or `raw/data.pt`.
+    """Read any of the three kinds of files, recognised by content, or a folder with `data.pt` or `raw/data.pt`.
 
     Raises UserError for a file that is missing, damaged or malformed.
     """
@@ -258,7 +257,7 @@ def load_pairs(path: Path | str) -> GraphPairs:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 is_npz = all(name.endswith(".npy") for name in archive.namelist())
-        else:  # a torn archive has lost the directory at its end: go by the name, and let the reader complain
+        else:  # a torn archive has lost the directory at its end: go by the name, and let the reader raise
             is_npz = path.suffix == ".npz"
         raw = _read_npz(path) if is_npz else _read_torch(path)
     except UserError:
@@ -326,11 +325,11 @@ def _check_header(path: Path, header: Raw) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 def save_pairs(pairs: GraphPairs, path: Path | str) -> None:
-    """Writes our own format to `path`, atomically: a crash leaves the old file or the new one, never a torn one.
+    """Write our own format to `path`, atomically: a crash leaves the old file or the new one, never a torn one.
 
     The same pairs give the same bytes. Raises UserError when the place cannot be written.
     """

@@ -21,8 +21,8 @@ class ManualAgent(nn.Module):
     """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
 
     The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of
-    the two graph representations is below 1e-6. The prover answers with the node most like the one asked about; if it
-    is paid for truth and the graphs differ, with the node least like it.
+    the two graph representations is below 1e-6. The prover answers with the node most similar to the question's; if it
+    is paid for truth and the graphs differ, with the least similar one.
     """
 
     def __init__(self, settings: GraphAgentSettings, seat: Seat, wants_truth: bool = False) -> None:
@@ -32,9 +32,9 @@ class ManualAgent(nn.Module):
             seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation
         )
         self.output = nn.Linear(settings.d_gnn, settings.d_representation)
-        # Biases keep torch's random values whatever the settings say: with zero biases and no messages every node looks
-        # like nothing.
-        self.double().requires_grad_(False)  # equality to 1e-6 wants more than single precision
+        # Biases keep torch's random values regardless of the settings: with zero biases and no messages all nodes look
+        # empty.
+        self.double().requires_grad_(False)  # equality to 1e-6 needs more than single precision
 
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
@@ -56,7 +56,7 @@ class ManualAgent(nn.Module):
             asked_ND = (nodes_NGVD * asked_NGV[..., None]).sum((1, 2))
             distance = (nodes_NGVD - asked_ND[:, None, None]).norm(dim=-1).float()
             liking_N = torch.full_like(distance[:, 0, 0], -_SHARP)
-            if self.wants_truth:  # where the graphs differ it shows the difference
+            if self.wants_truth:  # if the graphs differ it shows the difference
                 liking_N = torch.where(_look_equal(nodes_NGVD), -_SHARP, _SHARP)
             message = (liking_N[:, None, None] * distance)[:, None]
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, None, obs["speaks"], None)
@@ -69,12 +69,12 @@ class ManualAgent(nn.Module):
         return []
 
     def body(self) -> None:
-        """None that could be trained."""
+        """None: nothing to train."""
 
     def _represent(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """(N, G, V, D): nodes in the light of the dialogue (verifier) or of the graphs alone (prover)."""
+        """(N, G, V, D): nodes given the dialogue (verifier) or the graphs alone (prover)."""
         history_NGVF = obs["history"].double()
-        if self.seat.decides:  # a question and its answer count as one mark, whichever graph they stand in
+        if self.seat.decides:  # a question and its answer count as one mark, in either graph
             rounds = history_NGVF.shape[-1] // 2 * 2
             pairs = (
                 history_NGVF[..., :rounds]

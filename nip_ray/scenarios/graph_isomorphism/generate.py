@@ -1,18 +1,17 @@
-"""Making pairs of graphs with the published composition: half isomorphic, half told apart by 1, 2 or 3 and more rounds.
+"""Generate pairs of graphs with the published composition: half isomorphic, half distinguished by 1, 2 or 3+ rounds.
 
 Decisions that matter here:
 
-- Graphs are Erdos-Renyi, a cell for every (size, edge probability). Pairs that only a third round tells apart are rare
-  (1 in 10 million at 11 nodes, p = 0.4), so they are not looked for by rejection: a pool of graphs is grouped by a hash
+- Graphs are Erdos-Renyi, a cell for every (size, edge probability). Pairs that only a third round distinguishes are
+  rare (1 in 10 million at 11 nodes, p = 0.4), so rejection sampling is too slow: a pool of graphs is grouped by a hash
   of its colours after two rounds, and a pair is drawn uniformly among *all* pairs of the pool that agree there and
-  differ later. That is the distribution which rejection sampling has; so are the pairs of score 1 and 2, drawn in the
-  same way. The pool grows until there are several times more such pairs than needed. Every score is then computed
-  exactly.
+  differ later. That is the distribution of rejection sampling; pairs of score 1 and 2 are drawn in the same way. The
+  pool grows until there are several times more such pairs than needed. Every score is then computed exactly.
 - A graph of a pool is used in one pair at most; a graph of a non-isomorphic pair is the origin of at most one
   isomorphic pair (as long as there are enough of them); no data set holds the same labelled pair twice. The same pair
-  with other node labels can come again, and has to: on 7 nodes there are only 84 pairs up to isomorphism that need
+  with other node labels can occur again, and has to: on 7 nodes there are only 84 pairs up to isomorphism that need
   three rounds or more.
-- Between splits nothing is shared even up to isomorphism (`pair_keys`).
+- Splits share nothing, even up to isomorphism (`pair_keys`).
 - The order is random, so the head of a data set is a fair sample of it.
 """
 
@@ -33,19 +32,19 @@ Bool = npt.NDArray[np.bool_]
 Int = npt.NDArray[np.int64]
 Byte = npt.NDArray[np.uint8]
 Progress = Callable[[int, int], None]
-"""Called with (pairs made so far, pairs asked for)."""
+"""Called with (pairs made so far, pairs requested)."""
 
-_MIN_SIZE_SCORE_3 = 7  # no two graphs with fewer nodes need three rounds (all of them were tried)
+_MIN_SIZE_SCORE_3 = 7  # no two graphs with fewer nodes need three rounds (all were tried)
 _FIRST_POOL = 16_384  # graphs
 # graphs; where the published cells need 2 * 10^5, this gives up on a cell after about ten seconds
 _MAX_POOL = 4_000_000
-_PLENTY = 4  # a pool has this many times more fitting pairs than needed, so that using a graph only once bends nothing
-_HASH_CHUNK = 8_192  # graphs hashed at a time: their work arrays stay in the cache
+_PLENTY = 4  # ratio of fitting pairs in a pool to those needed, so that using a graph only once introduces no bias
+_HASH_CHUNK = 8_192  # graphs hashed at a time: their work arrays fit the cache
 
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What the pairs are: sizes, densities and the shares of the Weisfeiler-Leman scores."""
+    """The composition of the pairs: sizes, densities and the shares of the Weisfeiler-Leman scores."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -70,7 +69,7 @@ class GeneratorSettings:
     )
 
     def check(self) -> None:
-        """Raises UserError for a combination that no data set can have."""
+        """Raise UserError for an impossible combination."""
         for name in ("graph_sizes", "edge_probabilities"):
             values = getattr(self, name)
             if len(values) == 0 or len(set(values)) != len(values):
@@ -89,8 +88,7 @@ class GeneratorSettings:
             raise UserError(f"max_iterations: {self.max_iterations}: at least 1 round is needed")
 
 
-# ------------------------------------------------------------------------------------------------------- public
-# functions
+# ----------------------------------------------------------------------------------------------------- public functions
 
 
 def generate_pairs(
@@ -103,10 +101,10 @@ def generate_pairs(
     """Exactly `num_pairs` pairs in random order; the same arguments give the same pairs.
 
     floor(num_pairs * prop_non_isomorphic) pairs are non-isomorphic. These, the isomorphic pairs derived from them and
-    the isomorphic pairs of new graphs are each spread evenly over the cells (size, p); what does not divide goes to
-    random cells. A cell with k non-isomorphic pairs has floor(k * share) with score 1 and with score 2; the rest has
-    more. forbid: `pair_keys` that must not occur. Raises UserError when the settings contradict each other or a cell
-    has too few fitting pairs.
+    the isomorphic pairs of new graphs are each spread evenly over the cells (size, p); remainders go to random cells. A
+    cell with k non-isomorphic pairs has floor(k * share) with score 1 and with score 2; the rest has 3 or more. forbid:
+    `pair_keys` that must not occur. Raises UserError when the settings contradict each other or a cell has too few
+    fitting pairs.
     """
     settings.check()
     if num_pairs < 1:
@@ -129,7 +127,7 @@ def generate_pairs(
         pool = _Pool(n, p, _rng(seed, "pool", n, repr(p)), settings.max_iterations)
         negative, score = _negative_pairs(pool, quota, ledger)
         positive = _derived_pairs(negative.reshape(-1, n, n), derived, _rng(seed, "derived", n, repr(p)), ledger)
-        # Where nearly everything is forbidden fewer can be derived than wanted; the cell fills up with new graphs, so
+        # If nearly everything is forbidden fewer can be derived than wanted; the cell is filled with new graphs, so
         # that sizes and densities stay the same in both classes.
         fresh = _new_pairs(n, p, derived + new - len(positive), _rng(seed, "new", n, repr(p)), ledger)
         score = np.concatenate([score, np.full(derived + new, -1, dtype=np.int32)])
@@ -152,9 +150,8 @@ def generate_splits(
 ) -> tuple[GraphPairs, GraphPairs]:
     """(train, test), which share no pair, even up to isomorphism.
 
-    The test pairs are made first and look like any others; the training pairs then avoid them. So a large test split
-    takes the common small pairs away from training: on 7 nodes only 84 exist with a score of 3 or more. Raises
-    UserError when too few are left.
+    The test pairs are made first; the training pairs then avoid them. So a large test split removes the common small
+    pairs from training: on 7 nodes only 84 exist with a score of 3 or more. Raises UserError when too few are left.
     """
     forbidden = set() if forbid is None else set(map(int, forbid))
 
@@ -170,8 +167,8 @@ def generate_splits(
 def pair_keys(pairs: GraphPairs) -> Int:
     """int64 (P,): equal for pairs that are the same up to isomorphism of both graphs and exchange of the two.
 
-    Different pairs could share a key where `graph_hashes` cannot tell their graphs apart; comparing keys therefore errs
-    on the safe side: it may see a pair twice, it never overlooks one.
+    Different pairs could share a key if `graph_hashes` cannot distinguish their graphs; so comparing keys may report a
+    false match, but never misses one.
     """
     size_P = pairs.size_P.cpu().numpy()
     hash_a, hash_b = (graph_hashes(pairs.adjacency_P2nn[:, side].cpu().numpy(), size_P) for side in (0, 1))
@@ -186,18 +183,17 @@ def _rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def _spread(total: int, places: int, rng: np.random.Generator) -> Int:
-    """`total` over `places` as evenly as possible; who gets one more is random."""
+    """`total` over `places` as evenly as possible; remainders are placed at random."""
     share = np.full(places, total // places, dtype=np.int64)
     share[rng.permutation(places)[: total % places]] += 1
     return share
 
 
 def _score_quotas(count: int, settings: GeneratorSettings, n: int) -> dict[int, int]:
-    """Pairs with score 1, 2 and 3 or more in a cell of `count` non-isomorphic pairs. Raises UserError where none can
-    exist."""
+    """Pairs with score 1, 2 and 3+ in a cell of `count` non-isomorphic pairs. Raises UserError if none can exist."""
     share_1, share_2 = settings.non_iso_prop_score_1, settings.non_iso_prop_score_2
     one, two = int(count * share_1 + 1e-9), int(count * share_2 + 1e-9)
-    if share_1 + share_2 > 1 - 1e-9:  # what rounding leaves over must not become a score that nobody asked for
+    if share_1 + share_2 > 1 - 1e-9:  # rounding remainders must not become a score that was not requested
         one, two = (one, count - one) if share_2 else (count, 0)
     quota = {1: one, 2: two, 3: count - one - two}
     hint = "raise non_iso_prop_score_1 or non_iso_prop_score_2 (1 together: no such pair is asked for)"
@@ -230,7 +226,7 @@ def _dense(edge_MN: Byte | Bool, n: int) -> Byte:
 
 @dataclass
 class _Ledger:
-    """Remembers which labelled pairs were made and which pairs (up to isomorphism) must not be made."""
+    """Records labelled pairs that were made and pairs (up to isomorphism) that must not be made."""
 
     forbid: Iterable[int] | None
     made: dict[int, U64] = field(default_factory=dict)  # by size: fingerprints of the labelled pairs
@@ -239,7 +235,7 @@ class _Ledger:
         self.keys: Int = np.unique(np.fromiter(() if self.forbid is None else self.forbid, dtype=np.int64))
 
     def allowed(self, adjacency_M2nn: Byte) -> Bool:
-        """(M,) whether the pairs are neither forbidden, nor made before, nor among those in front of them."""
+        """(M,) True for pairs that are not forbidden, not made before, and not among earlier ones of these."""
         prints = _fingerprints(adjacency_M2nn)
         allowed = np.zeros(len(prints), dtype=np.bool_)
         allowed[np.unique(prints, return_index=True)[1]] = True
@@ -253,13 +249,13 @@ class _Ledger:
         return allowed
 
     def record(self, adjacency_M2nn: Byte) -> None:
-        """These pairs were made."""
+        """Record that these pairs were made."""
         n = adjacency_M2nn.shape[-1]
         self.made[n] = np.concatenate([self.made.get(n, np.empty(0, dtype=np.uint64)), _fingerprints(adjacency_M2nn)])
 
 
 def _fingerprints(adjacency_M2nn: Byte) -> U64:
-    """(M,) a hash of the labelled pair, whichever of its two graphs comes first."""
+    """(M,) a hash of the labelled pair, independent of the order of its two graphs."""
     triangle = adjacency_M2nn[(slice(None), slice(None), *np.triu_indices(adjacency_M2nn.shape[-1], 1))].astype(
         np.uint64
     )
@@ -280,7 +276,7 @@ class _Pool:
         return len(self.used)
 
     def grow(self, size: int) -> None:
-        """Adds graphs until there are `size`."""
+        """Add graphs until there are `size`."""
         packed, hashes = [self.packed], [self.hashes]
         for start in range(len(self), size, _HASH_CHUNK):
             edge_EN = (
@@ -299,24 +295,23 @@ class _Pool:
         return _dense(edge, self.n).reshape(*index.shape, self.n, self.n)
 
     def partners(self, score: int) -> "_Partners":
-        """All pairs of graphs not used yet which agree after `score` - 1 rounds and differ after `score` rounds (for 3:
-        later)."""
+        """All pairs of unused graphs that agree after `score` - 1 rounds and differ after `score` rounds (3: later)."""
         return _Partners(self.hashes[score - 1], self.hashes[score], ~self.used)
 
 
 class _Partners:
-    """The pairs of graphs that have equal `group` and different `part`, without listing them: they can be millions."""
+    """The pairs of graphs with equal `group` and different `part`, without listing them: there can be millions."""
 
     def __init__(self, group: U64, part: U64, usable: Bool) -> None:
         graphs = np.flatnonzero(usable)
-        # graphs of a group, and in it of a part, side by side
+        # graphs of a group, and in it of a part, are adjacent
         self.graph = graphs[np.lexsort((part[graphs], group[graphs]))]
         sorted_group, sorted_part = group[self.graph], part[self.graph]
         new_group = np.concatenate([[True], sorted_group[1:] != sorted_group[:-1]])
         new_part = new_group | np.concatenate([[True], sorted_part[1:] != sorted_part[:-1]])
         self.group_start, group_size = _runs(new_group)
         self.part_start, self.part_size = _runs(new_part)
-        self.choices = np.cumsum(group_size - self.part_size)  # every graph's partners, summed up
+        self.choices = np.cumsum(group_size - self.part_size)  # every graph's number of partners, cumulated
         self.count = int(self.choices[-1]) // 2
 
     def draw(self, amount: int, rng: np.random.Generator) -> Int:
@@ -331,15 +326,15 @@ class _Partners:
 
 
 def _runs(is_start: Bool) -> tuple[Int, Int]:
-    """For every place, where the run that it is in starts and how long it is."""
+    """For every place, the start and length of its run."""
     starts = np.flatnonzero(is_start)
     run = np.cumsum(is_start) - 1
     return starts[run], np.diff(np.concatenate([starts, [len(is_start)]]))[run]
 
 
 def _once_each(pair_M2: Int, used: Bool) -> Bool:
-    """(M,) which pairs to keep, from the first on, so that no graph occurs twice and none that is used (a pair that is
-    dropped blocks its other graph too)."""
+    """(M,) True for pairs to keep, from the first on, so that no graph occurs twice and none is used (a dropped pair
+    also blocks its other graph)."""
     first_time = np.zeros(pair_M2.size, dtype=np.bool_)
     first_time[np.unique(pair_M2, return_index=True)[1]] = True
     blocked = used[pair_M2] | ~first_time.reshape(pair_M2.shape)
@@ -347,8 +342,8 @@ def _once_each(pair_M2: Int, used: Bool) -> Bool:
 
 
 def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tuple[Byte, npt.NDArray[np.int32]]:
-    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of 3 or
-    more."""
+    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of
+    3+."""
     parts = [(np.empty((0, 2, pool.n, pool.n), dtype=np.uint8), np.empty(0, dtype=np.int32))]
     missing = {score: number for score, number in quota.items() if number}
     size, limit = max(_FIRST_POOL, 16 * sum(quota.values())), max(_MAX_POOL, 64 * sum(quota.values()))
@@ -363,7 +358,7 @@ def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tupl
             )
         pool.grow(min(size, limit))
         size = 4 * len(pool)
-        for score in sorted(missing, reverse=True):  # the rare ones first, while all graphs are free
+        for score in sorted(missing, reverse=True):  # rare ones first, while all graphs are free
             partners, plenty = pool.partners(score), _PLENTY * missing[score]
             if partners.count < plenty:  # fitting pairs grow with the square of the pool
                 size = min(
@@ -371,7 +366,7 @@ def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tupl
                 )
                 if len(pool) < limit or partners.count == 0:
                     continue
-            for attempt in range(8):  # more and more candidates, for cells of which nearly everything is forbidden
+            for attempt in range(8):  # more and more candidates, for cells in which nearly everything is forbidden
                 drawn = partners.draw(min((2 * missing[score] + 16) << attempt, 1 << 15), pool.rng)
                 adjacency = pool.adjacency(drawn)
                 ready = np.flatnonzero(ledger.allowed(adjacency))
@@ -400,8 +395,7 @@ def _shuffled_twice(graph_Mnn: Byte, rng: np.random.Generator) -> Byte:
 
 
 def _derived_pairs(graph_Mnn: Byte, wanted: int, rng: np.random.Generator, ledger: _Ledger) -> Byte:
-    """Up to `wanted` isomorphic pairs (K, 2, n, n) made from these graphs, every one used once before any is used
-    again."""
+    """Up to `wanted` isomorphic pairs (K, 2, n, n) made from these graphs, each used once before any is reused."""
     num, n, _ = graph_Mnn.shape
     parts = [np.empty((0, 2, n, n), dtype=np.uint8)]
     missing = wanted

@@ -1,4 +1,4 @@
-"""Exact tests that two graphs are isomorphic, and that the scores in a file are those of its graphs."""
+"""Exact tests of isomorphism, and of the scores in a file against its graphs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,13 +9,12 @@ import torch
 
 from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import refine, wl_scores
 
-_ROUNDS = 4  # of refinement before the search: what looks alike after them is nearly always the same
+_ROUNDS = 4  # of refinement before the search: nodes alike after them are nearly always equivalent
 MAX_STEPS = 200_000  # of one search; graphs of a data set take about as many as they have nodes
 
 
 def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
-    """True if two graphs (n, n), without padding, are isomorphic: by search among the maps that keep the colours of
-    refinement."""
+    """True if two graphs (n, n), without padding, are isomorphic, by search of maps that keep the refined colours."""
     n = len(first_nn)
     if second_nn.shape != first_nn.shape:
         return False
@@ -25,11 +24,10 @@ def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
 
 
 def wrong_score(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, score_P: torch.Tensor) -> tuple[int, str] | None:
-    """(pair, what is wrong) of the first pair whose score, and so its label, is not that of its graphs; None where all
-    are right.
+    """(pair, fault) of the first pair whose score, and so its label, does not match its graphs; None if all are right.
 
-    A score is the number of rounds that tell the graphs apart, -1 that they are isomorphic, which a map between them
-    proves. Where the search for one takes more than `MAX_STEPS` the score stands.
+    A score is the number of rounds that distinguish the graphs, or -1 if they are isomorphic, which a map between them
+    proves. If the search for one takes more than `MAX_STEPS` the score is accepted.
     """
     rounds = max(_ROUNDS, int(score_P.max()))
     found_P = wl_scores(adjacency_P2nn, size_P, rounds)
@@ -63,7 +61,7 @@ def wrong_score(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, score_P: tor
 def _search(
     a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_], colour_a: Sequence[int], colour_b: Sequence[int]
 ) -> bool | None:
-    """True if some map of a's nodes to b's keeps edges and colours; None where `MAX_STEPS` do not tell."""
+    """True if some map of a's nodes to b's keeps edges and colours; None if `MAX_STEPS` are not enough."""
     if sorted(colour_a) != sorted(colour_b):
         return False
     n, steps = len(colour_a), 0

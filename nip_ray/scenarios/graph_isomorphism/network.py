@@ -3,11 +3,11 @@
 Decisions that matter here:
 - a policy body and a value body of the same agent read the same graphs, so their graph networks run stacked
   (`run_gins`);
-- only what a head reads is computed: a value needs pooled tokens, a prover's policy nodes, a verifier's policy both;
-- where `compiled`, graph networks and pair attention run by compiled kernels, which find the same up to rounding;
-- everything a network needs arrives in the observation as dense tensors; there is no loop over graphs or turns.
-Axes: N turns (rows), G = 2 graphs of a pair, V padded nodes, F history features, L latest-message features.
-Source of the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph isomorphism.
+- only the inputs of heads are computed: a value needs pooled tokens, a prover's policy nodes, a verifier's policy both;
+- if `compiled`, graph networks and pair attention run by compiled kernels, with the same results up to rounding;
+- the observation has all inputs as dense tensors; there is no loop over graphs or turns.
+Axes: N turns (rows), G = 2 graphs of a pair, V padded nodes, F history features, L latest-message features. Source of
+the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph isomorphism.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 @dataclass(frozen=True)
 class Inputs:
-    """An observation made ready for the bodies: normalised features, masks as floats, attention biases. extra_NTX: see
-    `token_features`; linear: whether linear messages are among these."""
+    """Inputs of the bodies: normalised features, masks as floats, attention biases. extra_NTX: see `token_features`;
+    linear: True if linear messages are among these."""
 
     history_NGVF: Tensor
     latest_NGVL: Tensor
@@ -90,10 +90,9 @@ class GraphBody(nn.Module):
     def represent(
         self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back
-        empty.
+        """Graph representations (N, G, R) and node representations (N, G, V, R); parts not requested are empty.
 
-        side_N: the graph whose nodes are wanted in each row, which come back as (N, 1, V, R); None for both.
+        side_N: the graph whose nodes are requested in each row, returned as (N, 1, V, R); None for both.
         """
         h = gnn_SMVD[0] if gnn_SMVD.shape[0] == 1 else torch.cat(list(gnn_SMVD), -1)
         h_NGVD = h.view(*inputs.history_NGVF.shape[:3], -1)
@@ -121,15 +120,14 @@ class GraphBody(nn.Module):
         return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes
 
     def _is_plain(self, inputs: Inputs) -> bool:
-        """True if there is nothing between nodes and representations that the compiled kernels do not know."""
+        """True if the compiled kernels support everything between nodes and representations."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
         odd = self.batch_norm is not None or inputs.linear
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
-        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings
-        ask."""
+        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the pair's order, by the settings."""
         pooled = h_NGVD.sum(2)
         if self.batch_norm is not None:
             pooled = self.batch_norm(pooled.flatten(0, 1)).view(pooled.shape)
@@ -142,8 +140,8 @@ class GraphBody(nn.Module):
 
 
 def token_features(latest_NGVL: Tensor, linear_NX: Tensor | None) -> Tensor:
-    """(N, 2 + G V, ...): of a pair's tokens, what stands beside their representations: two bits that mark the pooled
-    ones, which are the first two, the latest messages, and the linear history, which is the same for all."""
+    """(N, 2 + G V, ...): additional features of a pair's tokens: two bits that mark the pooled ones, which are the
+    first two, the latest messages, and the linear history, which is the same for all."""
     extra = F.pad(latest_NGVL.flatten(1, 2), (2, 0, 2, 0))
     extra[:, :2, :2] = torch.eye(2, device=extra.device)
     return extra if linear_NX is None else torch.cat([extra, linear_NX[:, None].expand(-1, extra.shape[1], -1)], 2)
@@ -162,7 +160,7 @@ class GraphAgent(DialogueAgent):
         critic_seat: Seat | None = None,
         compiled: bool = False,
     ) -> None:
-        """See `DialogueAgent`. compiled: whether compiled kernels may be used."""
+        """See `DialogueAgent`. compiled: compiled kernels may be used."""
         super().__init__(settings, seat, critic_seat)
         self.settings = settings
         self.policy_body = GraphBody(settings, seat, compiled)
@@ -177,7 +175,7 @@ class GraphAgent(DialogueAgent):
     def forward(
         self, obs: Observation, want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see
+        """The action distribution and the value (N,) of N turns, each only if requested. `obs`: see
         `GraphIsomorphism.observe`."""
         inputs = self._inputs(obs)
         bodies = self._bodies(want_policy, want_value)
@@ -193,7 +191,7 @@ class GraphAgent(DialogueAgent):
             want_graphs = want_graphs or (want_value and self.value_body is None)
             graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs, True, side_N)
             logits_NFGV = self.node_selector(nodes).permute(0, 3, 1, 2)
-            # where only one graph's nodes were computed, the other's are forbidden
+            # if only one graph's nodes were computed, the other's are forbidden
             logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)
             message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
             policy = self.policy_of(message, graphs.flatten(1) if self.reads_whole else None, obs)
@@ -230,7 +228,7 @@ class GraphAgent(DialogueAgent):
 
 
 def _run_bodies(bodies: list[GraphBody], seen: list[Inputs]) -> list[Tensor]:
-    """Each body's graph network over what it sees, (S, M, V, D): stacked where all see the same."""
+    """Each body's graph network over its input, (S, M, V, D): stacked if all inputs are the same."""
     if all(inputs is seen[0] for inputs in seen):
         adjacency, mask = seen[0].adjacency_NGVV.flatten(0, 1), seen[0].node_mask_NGV1.flatten(0, 1)
         networks, streams = [body.gnn for body in bodies], bodies[0].streams(seen[0])

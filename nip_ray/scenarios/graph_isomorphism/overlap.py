@@ -1,4 +1,4 @@
-"""Which pairs of graphs occur among others, with whatever node labels and in whatever order of the two graphs."""
+"""Find pairs of graphs that occur among others, up to node labels and the order of the two graphs."""
 
 import torch
 
@@ -8,8 +8,7 @@ from nip_ray.scenarios.graph_isomorphism.isomorphism import isomorphic
 
 
 def occurring(pairs: GraphPairs, others: GraphPairs) -> torch.Tensor:
-    """(P,) bool: of each of `pairs`, whether one of `others` is the same. Exact: `pair_keys` finds the candidates
-    only."""
+    """(P,) bool: True for each of `pairs` that equals one of `others`. Exact: `pair_keys` only finds candidates."""
     by_key: dict[int, list[int]] = {}
     for index, key in enumerate(pair_keys(others).tolist()):
         by_key.setdefault(key, []).append(index)

@@ -14,7 +14,7 @@ from nip_ray.scenarios.graph_isomorphism.isomorphism import wrong_score
 from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import wl_scores
 
 Graph = Any
-"""A square matrix of 0 and 1 (nested lists, an array or a tensor), or a graph of networkx."""
+"""A square matrix of 0 and 1 (nested lists, an array or a tensor), or a networkx graph."""
 
 
 def write_pairs(graphs: Iterable[tuple[Graph, Graph]], path: Path | str) -> GraphPairs:
@@ -30,11 +30,10 @@ def write_pairs(graphs: Iterable[tuple[Graph, Graph]], path: Path | str) -> Grap
 
 
 def pairs_of(graphs: Iterable[tuple[Graph, Graph]]) -> GraphPairs:
-    """Pairs of graphs with their Weisfeiler-Leman scores, which are their labels: -1 where the two are isomorphic.
+    """Pairs of graphs with their Weisfeiler-Leman scores, which are their labels: -1 if the two are isomorphic.
 
     Raises UserError that names the pair: for a matrix that is not square, not symmetric, not of 0 and 1 or with a
-    self-loop, for graphs of different size, and for two that are not isomorphic though refinement never tells them
-    apart.
+    self-loop, for graphs of different size, and for two non-isomorphic graphs that refinement never distinguishes.
     """
     dense = [
         tuple(_matrix(graph, f"pair {number}, graph {side}") for side, graph in enumerate(pair))

@@ -1,5 +1,4 @@
-"""Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are
-isomorphic."""
+"""Graph isomorphism as a scenario: a message names a node of one of two graphs; label 1 if they are isomorphic."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -90,7 +89,7 @@ class GraphIsomorphism(NamingScenario):
         return {"wl_score": self.wl_score_I}
 
     def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
-        """A node's graph and its degree: nodes of different pairs have nothing else in common."""
+        """A node's graph and degree: nodes of different pairs share nothing else."""
         degree_NV = self.adjacency_IGVV[id_N].sum(-1).flatten(1).long()
         return degree_NV.gather(1, symbol_N[:, None])[:, 0] + symbol_N // self.num_nodes * self.num_nodes
 
@@ -124,12 +123,12 @@ class GraphIsomorphism(NamingScenario):
         return None if layers is None else wl_bound(self._pairs(id_N), layers)
 
     def solo_baseline(self, id_N: Tensor) -> tuple[int, int] | None:
-        """A classifier that sees what the verifier's message-passing layers see; see `alone.solo_baseline`."""
+        """A classifier with the same inputs as the verifier's message-passing layers; see `alone.solo_baseline`."""
         layers = self._most_layers()
         return None if layers is None else solo_baseline(self.pairs["train"], self._pairs(id_N), layers)
 
     def _most_layers(self) -> int | None:
-        """Of those who decide: whoever sees the most rounds of colours sees what all see."""
+        """Of deciders: the most layers see everything that others see."""
         return max((self.agents[verifier].num_gnn_layers for verifier in self.protocol.verifiers), default=None)
 
     def _pairs(self, id_N: Tensor) -> GraphPairs:
@@ -138,12 +137,12 @@ class GraphIsomorphism(NamingScenario):
         )
 
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, G, V, F) by round, channel and position, and (N, G, V, L) of what is latest."""
+        """(N, G, V, F) by round, channel and position, and (N, G, V, L) of the latest ones."""
         count, size = len(round_N), self.num_nodes
         main = said.main[:, :, :, columns(at.reads)]
         said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
-        # nothing said, -1, lands in the last place
+        # silence, -1, goes to the last place
         spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
         by_round = named_NXGV.unflatten(1, (at.rounds, at.latest_features))

@@ -3,12 +3,11 @@
 Decisions that matter here:
 
 - `wl_scores` is exact. A colouring is kept as the relation "node i looks like node j" over both graphs of a pair, not
-  as names or hashes of colours, so there is nothing that could collide. One round of refinement is two batched matrix
-  products of small integers, which floating point represents exactly (see `_exact_dtype`). The arrays are numpy's:
-  matrices this small gain nothing from torch's threads, and lose much to them when other processes want the cores too.
+  as names or hashes of colours, so nothing can collide. One round of refinement is two batched matrix products of small
+  integers, which floating point represents exactly (see `_exact_dtype`). The arrays are numpy's: matrices this small
+  gain nothing from torch's threads, and lose much when cores are shared.
 - `colour_hashes` and `graph_hashes` are lossy 64-bit invariants for finding candidates among very many graphs.
-  Isomorphic graphs always hash alike; different graphs hash differently but for accidents. Nothing is labelled by a
-  hash.
+  Isomorphic graphs always have equal hashes; different graphs nearly always differ. Labels never depend on a hash.
 """
 
 from collections.abc import Iterator
@@ -21,12 +20,11 @@ import torch
 U64 = npt.NDArray[np.uint64]
 Float = npt.NDArray[np.floating[Any]]
 
-# entries of one (pairs, 2n, 2n) work array: half a MiB of float32, so that all of them fit a cache
+# entries of one (pairs, 2n, 2n) work array: half a MiB of float32, so that all fit a cache
 _CHUNK_ENTRIES = 1 << 17
 
 
-# ----------------------------------------------------------------------------------------------------------- exact
-# scores
+# --------------------------------------------------------------------------------------------------------- exact scores
 
 
 def wl_scores(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, max_rounds: int = 5) -> torch.Tensor:
@@ -35,9 +33,9 @@ def wl_scores(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, max_rounds: in
     Both graphs start in one uniform colour, so 1 means "different degree multisets", 2 "same degrees, but different
     multisets of (own degree, neighbours' degrees)", and so on; -1 means not separated within `max_rounds`.
 
-    adjacency_P2nn: 0/1 or bool, symmetric, no self-loops, any dtype; what stands at nodes >= size is ignored.
-    size_P: true number of nodes of both graphs of a pair. Returns int32 (P,) on the device of `adjacency_P2nn`.
-    Raises ValueError for wrong shapes.
+    adjacency_P2nn: 0/1 or bool, symmetric, no self-loops, any dtype; nodes >= size are ignored. size_P: true number of
+    nodes of both graphs of a pair. Returns int32 (P,) on the device of `adjacency_P2nn`. Raises ValueError for wrong
+    shapes.
     """
     _check_shapes(adjacency_P2nn, size_P)
     adjacency, size = adjacency_P2nn.cpu().numpy(), size_P.cpu().numpy()
@@ -91,8 +89,7 @@ def _exact_dtype(n: int) -> npt.DTypeLike:
 def _start(adjacency_P2nn: npt.NDArray[Any], size_P: npt.NDArray[Any]) -> tuple[Float, Float]:
     """Both graphs of a pair as one graph of 2n nodes (P, 2n, 2n), and the uniform colouring of its real nodes.
 
-    Padded nodes look like nobody, not even like themselves: so they never count as a neighbour, whatever edges they
-    have.
+    Padded nodes are unlike all nodes, even themselves, so they never count as a neighbour, whatever their edges.
     """
     num_pairs, _, n, _ = adjacency_P2nn.shape
     real = np.tile(np.arange(n) < size_P[:, None], 2).astype(_exact_dtype(n))  # (P, 2n)
@@ -104,16 +101,15 @@ def _start(adjacency_P2nn: npt.NDArray[Any], size_P: npt.NDArray[Any]) -> tuple[
 
 
 def _refine_once(edges: Float, alike: Float) -> Float:
-    """Nodes stay alike when they were alike and have equally many neighbours like j, for every j: that is equality of
-    their neighbours' colour multisets. Equality of two rows of counts is a squared distance of zero."""
+    """Nodes stay alike if they were alike and have equally many neighbours like j, for every j: their neighbours'
+    colour multisets are then equal. Equality of two rows of counts is a squared distance of zero."""
     counts = edges @ alike  # [i, j] = number of i's neighbours that look like j
     gram = counts @ counts.swapaxes(1, 2)
     norm = gram.diagonal(axis1=1, axis2=2)
     return alike * (norm[:, :, None] + norm[:, None, :] == 2 * gram)
 
 
-# ------------------------------------------------------------------------------------------------------------ fast
-# hashes
+# ---------------------------------------------------------------------------------------------------------- fast hashes
 
 
 def mix64(x: U64) -> U64:
@@ -143,7 +139,7 @@ def colour_hashes(edge_EN: npt.NDArray[np.bool_], n: int, rounds: int) -> U64:
     mixed_nN = table[colour_nN.astype(np.intp)]
     for round_ in range(rounds):
         if round_:
-            colour_nN = mixed_nN * np.uint64(3)  # own colour, apart from the neighbours' sum
+            colour_nN = mixed_nN * np.uint64(3)  # own colour, separate from the neighbours' sum
             for e, (i, j) in enumerate(zip(first, second, strict=True)):
                 colour_nN[i] += np.multiply(edge[e], mixed_nN[j], out=work)
                 colour_nN[j] += np.multiply(edge[e], mixed_nN[i], out=work)
@@ -156,8 +152,8 @@ def graph_hashes(adjacency_Nnn: npt.NDArray[np.uint8], size_N: npt.NDArray[np.in
     """An isomorphism invariant of N padded graphs, uint64 (N,), much finer than colour refinement.
 
     Three rounds of refinement in which a node sees every other node together with the numbers of walks of length 1, 2
-    and 3 to it (so triangles and components count). Isomorphic graphs always agree, whatever their padding; graphs that
-    differ agree only by accident or when this refinement cannot tell them apart.
+    and 3 to it (so triangles and components count). Isomorphic graphs always agree, for any padding; different graphs
+    agree only by chance or if this refinement cannot distinguish them.
     """
     num_graphs, n, _ = adjacency_Nnn.shape
     out = np.empty(num_graphs, dtype=np.uint64)

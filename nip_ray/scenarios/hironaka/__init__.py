@@ -1,2 +1,1 @@
-"""Hironaka's polyhedra game: thousands of games as one tensor, scripted players, matches between them, and resolution
-trees."""
+"""Hironaka's polyhedra game: batches of games as one tensor, scripted players, matches, and resolution trees."""

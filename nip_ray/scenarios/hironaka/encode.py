@@ -1,4 +1,4 @@
-"""Actions and observations as numbers: the host's subsets as classes, the agent's legal coordinates, what both see.
+"""Actions and observations as numbers: the host's subsets as classes, the agent's legal coordinates, observations.
 
 A subset of at least two of the d coordinates is numbered by its binary value c (the sum of 2^k over its coordinates k):
 its class is c - floor(log2 c) - 2, so that the 2^d - d - 1 classes are consecutive and all coordinates together are the
@@ -44,5 +44,5 @@ def class_of(choice_BD: Tensor) -> Tensor:
 
 
 def masked(score_BK: Tensor, mask_BK: Tensor | None) -> Tensor:
-    """Scores with minus infinity where the mask forbids an action; with no mask as they are."""
+    """Scores with minus infinity where the mask forbids an action; unchanged without a mask."""
     return score_BK if mask_BK is None else score_BK.masked_fill(~mask_BK, -torch.inf)

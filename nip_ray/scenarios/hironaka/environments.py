@@ -4,15 +4,15 @@
     env = gymnasium.make("nip_ray/HironakaHost-v0", opponent="choose_first")
     envs = gymnasium.make_vec("nip_ray/HironakaAgent-v0", num_envs=1024, opponent="zeillinger", dimension=4)
 
-The name says who learns. Importing this module registers both;
+The name is the learner's role. Importing this module registers both;
 "nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHost-v0" does so by itself. Other arguments: `illegal_reward`,
 `render_mode` ("ansi"), and the game's own settings (`HironakaSettings`).
 
 Decisions that matter here:
-- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows or which is no
-  action at all, moves nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
-- no game begins over; `reset(options={"points": ...})` begins with given ones and refuses those that are;
-- many copies begin again in the step after an end, as Gymnasium's own vector environments do, from one stream of random
+- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` excludes or which is not
+  an action, moves nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
+- no game starts finished; `reset(options={"points": ...})` starts with given points and refuses finished games;
+- many copies restart in the step after an end, as Gymnasium's own vector environments do, from one stream of random
   numbers.
 """
 
@@ -41,8 +41,7 @@ _NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games")
 
 
 class Games:
-    """Games of one learner: what the environments below share. class_B: what the host has chosen where the learner is
-    the agent."""
+    """Games of a learner, shared by the environments below. class_B: the host's choice if the learner is the agent."""
 
     def __init__(
         self, role: Role, opponent: str | Player, illegal_reward: float, settings: HironakaSettings, device: str = "cpu"
@@ -57,7 +56,7 @@ class Games:
         self.actions = len(self.game.choices_KD) if role == "host" else settings.dimension
 
     def space(self) -> spaces.Dict:
-        """What one copy shows."""
+        """The observation space of one copy."""
         settings = self.game.settings
         high = 1.0 if settings.scale_observation or settings.scale_state else rules.LARGEST
         shown: dict[str, spaces.Space[Any]] = {
@@ -76,7 +75,7 @@ class Games:
         return self._state
 
     def begin(self, state: State) -> None:
-        """Play from here."""
+        """Continue from `state`."""
         self._state = state
         self._ask()
 
@@ -87,7 +86,7 @@ class Games:
         self.begin(open_start(self.game, games, self.draw) if given is None else self.given(given, games))
 
     def given(self, points: Any, games: int) -> State:
-        """Given starts, (m, d) for all copies or (games, m, d). Raises UserError for what no game can begin with."""
+        """Given starts, (m, d) for all copies or (games, m, d). Raises UserError for impossible starts."""
         try:
             points_BMD = torch.as_tensor(np.asarray(points, dtype=np.float64))
         except (TypeError, ValueError):
@@ -118,7 +117,7 @@ class Games:
         return torch.where(outcome.moved_B, paid_B.double(), self.illegal_reward), outcome
 
     def observe(self) -> Observation:
-        """What all copies show, a row each."""
+        """The observations of all copies, one per row."""
         shown = {"points": self.game.features(self.state).float()}
         if self.role == "host":
             shown["action_mask"] = torch.ones(self.state.games, self.actions, dtype=torch.int8)
@@ -132,7 +131,7 @@ class Games:
 
 
 class HironakaEnv(gymnasium.Env[Observation, np.int64]):
-    """One game. role: "host" or "agent", who learns. opponent: a player by name, or a `Player`. settings: of
+    """One game. role: the learner's, "host" or "agent". opponent: a player by name, or a `Player`. settings: of
     `HironakaSettings`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -205,8 +204,8 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        """Random starts, or ``options={"points": ...}``. seed: a number, or several, which together make one for all
-        copies."""
+        """Random starts, or ``options={"points": ...}``. seed: a number, or several, which are combined into one for
+        all copies."""
         super().reset(seed=stable_seed(len(seed), *map(int, seed)) if isinstance(seed, Sequence | np.ndarray) else seed)
         self.games.reset(self.np_random, options, self.num_envs)
         return self.games.observe(), {}

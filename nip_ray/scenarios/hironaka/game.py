@@ -1,14 +1,13 @@
-"""Many polyhedra games as one state: start, step, and what a step paid.
+"""Many polyhedra games as one state: start, step, and payments.
 
 Decisions that matter here:
-- the state holds the points themselves, whole numbers at the start, and scaling is a matter of what players see. The
-  published code scales the state, whose rounding then decides which points are equal (`scale_state` does so, to repeat
-  its figures);
-- a game that has ended stays as it is, to the last bit, and is paid nothing; so does a game whose move is illegal,
-  except that the round counts;
-- a step limit cuts a game (`cut_B`), it does not end it (`over_B`): whoever learns has to bootstrap there;
-- a step reads nothing back from the device. `trimmed` and `select` do or need it; they are the caller's choice, between
-  steps.
+- the state holds the points themselves, whole numbers at the start, and only observations are scaled. The published
+  code scales the state, whose rounding then decides which points are equal (`scale_state` does so, to repeat its
+  results);
+- a game that has ended stays bit-identical, and is paid nothing; so does a game with an illegal move, except that the
+  round counts;
+- a step limit cuts a game (`cut_B`), it does not end it (`over_B`): learners have to bootstrap there;
+- a step reads nothing back from the device. `trimmed` and `select` do or need it; callers may use them between steps.
 """
 
 from collections.abc import Callable
@@ -58,7 +57,7 @@ class State:
         return replace(self, points=self.points[:, :rows])
 
     def put(self, index_N: Tensor, fresh: "State") -> "State":
-        """These games, with `fresh` ones (N of them) in the places `index_N`."""
+        """These games, with `fresh` ones (N of them) at the places `index_N`."""
         rows = max(self.points.shape[1], fresh.points.shape[1])
         x_MDB = _padded(self.points, rows).index_copy(2, index_N, _padded(fresh.points, rows))
         pairs = [(getattr(self, name), getattr(fresh, name)) for name in ("count_B", "round_B", "over_B", "cut_B")]
@@ -67,10 +66,10 @@ class State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step did to B games. Games that had ended before have zeros and False throughout.
+    """The outcome of one step of B games. Games that had ended before have zeros and False throughout.
 
     host_reward_B, agent_reward_B: the pay. terminated_B: the game ended in this round. truncated_B: it was cut in this
-    round. moved_B: the move was legal and was made.
+    round. moved_B: the move was legal.
     """
 
     host_reward_B: Tensor
@@ -84,12 +83,12 @@ class Game:
     """The game of `settings` on one device. choices_KD: (K, d) bool, the host's classes."""
 
     def __init__(self, settings: HironakaSettings | None = None, device: torch.device | str = "cpu") -> None:
-        """Raises UserError for a dimension or a number of points that no game can have."""
+        """Raises UserError for an impossible dimension or number of points."""
         self.settings, self.device = settings or HironakaSettings(), torch.device(device)
         if self.settings.max_points > MAX_POINTS:
             raise UserError(f"max_points: got {self.settings.max_points}, expected at most {MAX_POINTS}")
         if self.settings.starts != "random":
-            thom_points(self.settings)  # raises where there are none
+            thom_points(self.settings)  # raises if there are none
         self.dtype = torch.float32 if self.settings.precision == "single" else torch.float64
         self.choices_KD = encode.choices(self.settings.dimension).to(self.device)
         self._reduce: Callable[[Tensor], Tensor] = rules.minimal_ordered
@@ -115,17 +114,17 @@ class Game:
         return rules.from_planes(torch.randint(high, shape, generator=generator, device=self.device, dtype=self.dtype))
 
     def same_points(self, games: int) -> Tensor:
-        """(games, points, d): the points that all games begin with where `starts` is not random."""
+        """(games, points, d): the points that all games start with if `starts` is not random."""
         return torch.tensor(thom_points(self.settings), dtype=self.dtype, device=self.device).repeat(games, 1, 1)
 
     def random_start(self, games: int, generator: torch.Generator) -> State:
-        """Games that start from `random_points`. Some may be over at once, after the reduction."""
+        """Games that start from `random_points`. Some may be over after the reduction."""
         return self._start(self.random_points(games, generator))
 
     def step(self, state: State, class_B: Tensor, axis_B: Tensor) -> tuple[State, Outcome]:
         """One round of every game: the host's choices as classes (B,), the agent's coordinates (B,), both int64.
 
-        A number that is no class or no coordinate of the choice is an illegal move.
+        Numbers that are not a class, or not a coordinate of the choice, are illegal moves.
         """
         choice_BD = self.chosen(class_B)
         open_B = state.open_B
@@ -144,7 +143,7 @@ class Game:
         )
 
     def chosen(self, class_B: Tensor) -> Tensor:
-        """(B, d) bool: the coordinates of the host's choices, none for a number that is no class."""
+        """(B, d) bool: the coordinates of the host's choices, none for an invalid class."""
         known_B = (class_B >= 0) & (class_B < len(self.choices_KD))
         return self.choices_KD[class_B.clamp(0, len(self.choices_KD) - 1)] & known_B[:, None]
 
@@ -154,7 +153,7 @@ class Game:
         ended_B = open_B & over_B
         host_B = ended_B.float()
         if self.settings.host_reward == "win_and_points":
-            host_B = host_B + (old.count_B - count_B)  # no point goes where nothing moves
+            host_B = host_B + (old.count_B - count_B)  # points only leave in games that move
         if self.settings.agent_reward == "survive":
             agent_B = (open_B & ~over_B).float()
         else:
@@ -164,7 +163,7 @@ class Game:
         return Outcome(host_B, agent_B, ended_B, open_B & cut_B, moved_B)
 
     def features(self, state: State) -> Tensor:
-        """(B, max_points, d): what both players see of the points."""
+        """(B, max_points, d): the players' observation of the points."""
         return rules.features(state.points, self.settings.max_points, self.settings.scale_observation)
 
     def _start(self, points_BMD: Tensor) -> State:
@@ -183,7 +182,7 @@ class Game:
                 f"points: got shape {tuple(points_BMD.shape)}, expected (games, 1 to {most} points, {dimension}"
                 " coordinates)"
             )
-        if not bool((points_BMD.abs() <= rules.LARGEST).all()):  # false for what is no number, too
+        if not bool((points_BMD.abs() <= rules.LARGEST).all()):  # also false for NaN
             raise UserError(f"points: expected finite numbers of at most {rules.LARGEST:g}")
         negative_BMD = points_BMD < 0
         if bool((negative_BMD.any(-1) != negative_BMD.all(-1)).any()):

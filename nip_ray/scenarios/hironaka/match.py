@@ -1,16 +1,15 @@
-"""How strong a pair of players is: games per round, counted in the published ways.
+"""The strength of a pair of players: games per round, counted in the published ways.
 
 Decisions that matter here:
-- the published validator plays game after game and counts those begun within a fixed number of rounds. Games are
-  independent of each other, so their lengths can be drawn in any order: here many games are played side by side, each
-  to its end, and then lined up by their number, as if the next began when the one before had ended. The count has
-  exactly the distribution of the sequential one. Lining them up in the order in which they *end* would not do: short
-  games would come first;
+- the published validator plays game after game and counts those started within a fixed number of rounds. Games are
+  independent, so their lengths can be drawn in any order: here many games are played side by side to their ends, and
+  then lined up by number, as if the next started when the one before had ended. The count has exactly the distribution
+  of the sequential one. Lining them up in the order in which they *end* would be wrong: short games would come first;
 - a game that is not over after 1000 rounds is cut by the published validator after its 1001st round, which counts; so
-  here;
+  it is here;
 - numbers are of double precision, whole and exact up to 2^53; starts are not reduced. The published validator's list is
-  unordered before the first move, ours is ordered, which matters to nobody but a host that breaks ties by order, in the
-  first round.
+  unordered before the first move, ours is ordered, which only affects a host that breaks ties by order, in the first
+  round.
 """
 
 from collections.abc import Sequence
@@ -37,8 +36,7 @@ _SMALLEST, _LARGEST = 64, 4096  # games side by side
 class Played:
     """G games played to their end. length_G: rounds (0: over at the start); over_G: the host won (else cut off).
 
-    game_T, class_T, axis_T: all their rounds, those of a game in order: which game it was of, the host's class, the
-    agent's coordinate.
+    game_T, class_T, axis_T: all their rounds, in order by game: the game, the host's class, the agent's coordinate.
     """
 
     length_G: Tensor
@@ -54,7 +52,7 @@ class Played:
 
     @classmethod
     def joined(cls, parts: Sequence["Played"]) -> "Played":
-        """Several one after the other (at least one)."""
+        """Several concatenated (at least one)."""
         first_P = [0, *accumulate(len(part.length_G) for part in parts)]
         return cls(
             torch.cat([part.length_G for part in parts]),
@@ -70,9 +68,8 @@ class MatchResult:
     """A match of `rounds` rounds.
 
     games: games begun, the published count. lengths: the rounds of each within the match; the last one may be
-    unfinished. unfinished: games that were cut off by the round limit. host_actions, agent_actions: how often each
-    class and each coordinate was chosen within the match. standard_error: of `games`, by renewal theory, from the
-    lengths' spread.
+    unfinished. unfinished: games that were cut off by the round limit. host_actions, agent_actions: counts of each
+    class and each coordinate within the match. standard_error: of `games`, by renewal theory, from the lengths' spread.
     """
 
     rounds: int
@@ -89,8 +86,7 @@ class MatchResult:
         return self.games / self.rounds
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON. mean_length and longest are those of the games that ended within the match, None where none
-        did."""
+        """As plain JSON. mean_length and longest are of the games that ended within the match, None if none did."""
         ended = self.lengths[:-1]
         return {
             "rounds": self.rounds,
@@ -135,16 +131,16 @@ def match(
     settings: HironakaSettings = PUBLISHED,
     device: str = "cpu",
 ) -> MatchResult:
-    """Game after game for `rounds` rounds. Raises UserError for fewer than one.
+    """Play game after game for `rounds` rounds. Raises UserError for fewer than one.
 
-    settings.max_rounds: as in the published validator a game is cut after the round that follows these.
+    settings.max_rounds: as in the published validator a game is cut after the following round.
     """
     if rounds < 1:
         raise UserError(f"rounds: got {rounds}, expected at least 1")
     game = Game(replace(settings, max_rounds=settings.max_rounds + 1), device)
     draw = generator(seed, "match", device=game.device)
     parts, played, spent = [], 0, 0
-    while spent <= rounds:  # one game more than fill them, which begins as the match ends
+    while spent <= rounds:  # one more game than fills them, which starts as the match ends
         wanted = rounds / 100 if not spent else 1.1 * (rounds - spent) * played / spent
         parts.append(play_out(game, host, agent, max(_SMALLEST, min(_LARGEST, round(wanted))), draw))
         played, spent = played + len(parts[-1].length_G), spent + int(parts[-1].taken_G.sum())
@@ -152,12 +148,12 @@ def match(
 
 
 def _counted(played: Played, rounds: int, classes: int, dimension: int) -> MatchResult:
-    """The first games that fit into `rounds`, the last of them in part, perhaps none of it. There must be one game more
-    than fill them."""
+    """The first games that fit into `rounds`, the last of them in part or not at all. There must be one more game than
+    fills them."""
     taken_G = played.taken_G.double()
     end_G = taken_G.cumsum(0)
     finished = int((end_G <= rounds).sum())
-    # a game that begins as the match ends is counted too, as published
+    # a game that starts as the match ends is counted too, as published
     lengths = taken_G[: finished + 1].long().tolist()
     lengths[-1] = min(lengths[-1], rounds - sum(lengths[:-1]))
     last_T = (played.game_T == finished).nonzero()[: lengths[-1], 0]

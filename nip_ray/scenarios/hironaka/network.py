@@ -1,14 +1,13 @@
-"""The network of a player: an encoder of the points, layers, a head for the moves and one for the value.
+"""A player's network: an encoder of the points, layers, a head for the moves and one for the value.
 
 Decisions that matter here:
-- moving all points by the same vector changes nothing in the game, so a network that sees them relative to their
-  smallest coordinates has less to learn; and after some rounds one coordinate outgrows the others a thousandfold, so it
-  also sees each coordinate on its own scale and on a logarithmic one. Divided by the largest number alone, as
-  published, most of the position is rounded to zero for it;
-- the set encoder takes points in any order, and skips rows that no game of a batch uses (on a CPU; elsewhere asking
+- moving all points by the same vector changes nothing in the game, so the network sees them relative to their smallest
+  coordinates; and after some rounds one coordinate outgrows the others a thousandfold, so it also sees each coordinate
+  on its own scale and on a logarithmic one. Divided by the largest number alone, as published, most of the position is
+  rounded to zero;
+- the set encoder takes points in any order, and skips rows that no game of a batch uses (on a CPU; elsewhere checking
   would cost more);
-- logits of illegal moves are -1e9, so that sampled, greedy and bootstrapped moves are legal whoever takes them from the
-  policy.
+- logits of illegal moves are -1e9, so that sampled, greedy and bootstrapped moves are all legal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,8 @@ _NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.Layer
 
 def relative(points_NMD: Tensor, live_NM1: Tensor) -> tuple[Tensor, Tensor]:
     """(N, m, 3d) of each point, (N, d) of the game: places from 0 to 1 in the common scale, in each coordinate's own,
-    and as logarithms; how far the coordinates reach, as logarithms. Zeros in rows without a point. Unchanged where all
-    points are moved or scaled alike.
-    """
+    and as logarithms; the ranges of the coordinates, as logarithms. Zeros in rows without a point. Invariant to
+    translation and scaling of all points."""
     least_N1D = torch.where(live_NM1, points_NMD, torch.inf).amin(1, keepdim=True)
     moved_NMD = torch.where(live_NM1, points_NMD - least_N1D, 0.0)
     reach_N1D = moved_NMD.amax(1, keepdim=True)
@@ -41,8 +39,7 @@ def relative(points_NMD: Tensor, live_NM1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Block(nn.Module):
-    """A residual block: two linear maps with their norms, added to what went in (through a third where widths
-    differ)."""
+    """A residual block: two linear maps with their norms, added to the input (through a third if widths differ)."""
 
     def __init__(self, num_in: int, layer: HironakaLayer) -> None:
         super().__init__()
@@ -61,7 +58,7 @@ def _linear(num_in: int, layer: HironakaLayer) -> list[nn.Module]:
 
 
 def stack(num_in: int, layers: Sequence[HironakaLayer]) -> tuple[nn.Sequential, int]:
-    """The layers, each followed by a rectifier, and the width of what comes out."""
+    """The layers, each followed by a rectifier, and the output width."""
     made: list[nn.Module] = []
     for layer in layers:
         for _ in range(layer.repeat):
@@ -72,8 +69,8 @@ def stack(num_in: int, layers: Sequence[HironakaLayer]) -> tuple[nn.Sequential, 
 
 
 class SetEncoder(nn.Module):
-    """(N, 2 width) of sets of points: each point by a small network, again beside what all points are together, then
-    largest and mean."""
+    """(N, 2 width) of sets of points: each point by a small network, combined again with the pooled points, then
+    maximum and mean."""
 
     def __init__(self, num_in: int, width: int) -> None:
         super().__init__()
@@ -81,20 +78,20 @@ class SetEncoder(nn.Module):
         self.own, self.others = nn.Linear(width, width), nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x_NMF: Tensor, live_NM1: Tensor) -> Tensor:
-        """x_NMF: features of each row. live_NM1: which rows are points."""
+        """x_NMF: features of each row. live_NM1: mask of points."""
         h_NMW = self.point(x_NMF)
         around_NW = self.others(_pooled(h_NMW, live_NM1))
         return _pooled(torch.relu(self.own(h_NMW) + around_NW[:, None]), live_NM1)
 
 
 def _pooled(h_NMW: Tensor, live_NM1: Tensor) -> Tensor:
-    """(N, 2W): largest (of numbers >= 0) and mean over the points."""
+    """(N, 2W): maximum (of numbers >= 0) and mean over the points."""
     kept_NMW = h_NMW * live_NM1
     return torch.cat((kept_NMW.amax(1), kept_NMW.sum(1) / live_NM1.sum(1).clamp_min(1)), 1)
 
 
 class Body(nn.Module):
-    """From an observation to features. num_points, dimension: of the game. sees_choice: the agent's, which also sees
+    """From an observation to features. num_points, dimension: of the game. sees_choice: for the agent, which also sees
     the host's choice."""
 
     def __init__(self, settings: HironakaAgentSettings, num_points: int, dimension: int, sees_choice: bool) -> None:
@@ -128,8 +125,7 @@ class Body(nn.Module):
 
 
 class HironakaAgent(nn.Module):
-    """A learned host (moves: its classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as
-    many."""
+    """A learned host (moves: classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as many."""
 
     def __init__(
         self,
@@ -152,7 +148,7 @@ class HironakaAgent(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The move distribution and the value (N,) of N turns; each only if wanted. obs: see `positions.Rules.view`."""
+        """Move distribution and value (N,) of N turns, each only if requested. obs: see `positions.Rules.view`."""
         policy = value = None
         hidden = self.policy_body(obs) if want_policy or self.value_body is None else None
         if want_policy and hidden is not None:
@@ -175,5 +171,5 @@ class HironakaAgent(nn.Module):
         ]
 
     def body(self) -> nn.Module:
-        """What the policy reads."""
+        """The body that the policy reads."""
         return self.policy_body

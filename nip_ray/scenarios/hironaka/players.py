@@ -1,20 +1,18 @@
 """Players without weights, all games at once.
 
 A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d), the state's own, unscaled;
-choice (B, d) bool, what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K =
-2^d
-- d - 1 classes of a host, d coordinates of an agent). `draws` says whether its moves are drawn: then it needs a
-  generator.
-For games that are over any score will do.
+choice (B, d) bool, the host's, None for a host; score (B, K) floats, whose largest legal one is the move
+(K = 2^d - d - 1 classes of a host, d coordinates of an agent). `draws`: True if its moves are random; then it needs a
+generator. Scores of finished games are arbitrary.
 
 Decisions that matter here:
-- scores instead of moves: the largest of independent uniform numbers is a uniform choice, a mask works on every player
-  alike, and networks are players as they are;
-- scripted hosts look at unscaled points, so that their ties are ties of whole numbers;
+- scores instead of moves: the largest of independent uniform numbers is a uniform choice, masks work on all players
+  alike, and networks are players unchanged;
+- scripted hosts read unscaled points, so that their ties are ties of whole numbers;
 - the published Zeillinger host takes the first of tied pairs in the order of its list, which is ours (`rules.ordered`):
   pairs (i, j), i < j, in lexicographic order. Only an unreduced start has another order there, that of the draw;
-- the published weak Spivakovsky host looks at the supports of points that are not moved to the coordinate planes. They
-  are full after the first moves, and it repeats its first answer for ever. Here points are moved first; points of zeros
+- the published weak Spivakovsky host uses the supports of points that are not moved to the coordinate planes. They are
+  full after the first moves, and it repeats its first answer forever. Here points are moved first; points of zeros
   alone, which no subset meets, are left out, and subsets are taken from all coordinates.
 """
 
@@ -33,7 +31,7 @@ Role = Literal["host", "agent"]
 
 
 class Player(nn.Module):
-    """What the players below have in common: `draws` and the number of coordinates."""
+    """The base of the players below: `draws` and the number of coordinates."""
 
     draws = False
 
@@ -42,13 +40,13 @@ class Player(nn.Module):
         self.dimension, self.classes = dimension, encode.num_choices(dimension)
 
     def noise(self, points_BMD: Tensor, width: int, generator: torch.Generator | None) -> Tensor:
-        """(B, width) uniform numbers. Raises UserError without a generator: nothing is drawn from torch's own."""
+        """(B, width) uniform numbers. Raises UserError without a generator: torch's global one is never used."""
         if generator is None:
             raise UserError(f"{type(self).__name__}: draws its moves and needs a generator")
         return torch.rand(len(points_BMD), width, generator=generator, device=points_BMD.device)
 
     def only(self, class_B: Tensor, width: int) -> Tensor:
-        """(B, width) scores: 1 for one move a game, else 0."""
+        """(B, width) scores: 1 for one move per game, else 0."""
         return torch.zeros(len(class_B), width, device=class_B.device).scatter_(1, class_B[:, None], 1.0)
 
 
@@ -69,13 +67,13 @@ class RandomHost(Player):
 
 
 class Fixed(Player):
-    """The same order of preference in every game, the largest score first."""
+    """The same order of preference in every game, given by the scores."""
 
     score_1K: Tensor
 
     def __init__(self, score_K: Tensor, dimension: int) -> None:
         super().__init__(dimension)
-        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # not in checkpoints: no weight
+        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # not a weight: not in checkpoints
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """See the module."""
@@ -83,11 +81,10 @@ class Fixed(Player):
 
 
 class Zeillinger(Player):
-    """Of all pairs of points the difference v with the smallest (L, S): {coordinate of its minimum, coordinate of its
-    maximum}.
+    """Of all pairs of points the difference v with the smallest (L, S): coordinates {of its minimum, of its maximum}.
 
-    L = max v - min v; S = how often the maximum and the minimum occur in v together. The first of several minima, and
-    of several pairs; coordinates 0 and 1 where v is constant.
+    L = max v - min v; S = joint count of the maximum and the minimum in v. The first of several minima, and of several
+    pairs; coordinates 0 and 1 if v is constant.
     """
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -125,8 +122,8 @@ class Zeillinger(Player):
 
 
 class WeakSpivakovsky(Player):
-    """The smallest subset (of at least two coordinates) in which every point, moved to the coordinate planes, is
-    somewhere not 0.
+    """The smallest subset (of at least two coordinates) in which every point, moved to the coordinate planes, has a
+    nonzero coordinate.
 
     The first of several in lexicographic order of their coordinates.
     """
@@ -153,7 +150,7 @@ class WeakSpivakovsky(Player):
 
 
 class RandomAgent(Player):
-    """A uniform coordinate of the host's choice (the mask of the choice is put on by whoever asks)."""
+    """A uniform coordinate of the host's choice (masked by the caller)."""
 
     draws = True
 
@@ -170,7 +167,7 @@ HOSTS: dict[str, Callable[[int], Player]] = {
     "zeillinger": Zeillinger,
     "weak_spivakovsky": WeakSpivakovsky,
 }
-"""Hosts by name; each is made from the dimension."""
+"""Hosts by name, made from the dimension."""
 
 AGENTS: dict[str, Callable[[int], Player]] = {
     "random": RandomAgent,
@@ -181,8 +178,7 @@ AGENTS: dict[str, Callable[[int], Player]] = {
 
 
 def scripted(role: Role, name: str, dimension: int) -> Player:
-    """The scripted player of that name, written with underscores or hyphens. Raises UserError for an unknown name or
-    role."""
+    """The scripted player of a name with underscores or hyphens. Raises UserError for an unknown name or role."""
     tables = {"host": HOSTS, "agent": AGENTS}
     if role not in tables:
         raise UserError(f"role: got {role!r}, expected host or agent")
@@ -193,5 +189,5 @@ def scripted(role: Role, name: str, dimension: int) -> Player:
 
 
 def choose(player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator) -> Tensor:
-    """(B,) int64: the player's best legal moves. choice_BD: what the host chose, None for the host."""
+    """(B,) int64: the player's best legal moves. choice_BD: the host's choice, None for the host."""
     return encode.masked(player(state.points, choice_BD, generator), choice_BD).argmax(1)

@@ -1,17 +1,16 @@
-"""The exact reduction: the vertices of conv(S) + R^d_{>=0}, where the published rule keeps all componentwise-minimal
-points.
+"""The exact reduction: the vertices of conv(S) + R^d_{>=0}; the published rule keeps all componentwise-minimal points.
 
 Decisions that matter here:
 - a point is a vertex exactly if some weights of at least 0 give it a smaller weighted sum than every other point. The
-  best margin with weights that add up to 1 is one linear programme; the point stays if it is above TOLERANCE;
-- in play one coordinate outgrows the others without end, so the programme sees differences from the point with both
-  scales removed: each coordinate divided by its largest, then each difference by its largest. Neither changes which
-  weights will do;
-- a point that is alone the smallest in a coordinate is a vertex without a programme;
-- points are tried one after the other, against those not yet discarded: discarding a point that is no vertex never
+  best margin with weights that add up to 1 is a linear programme; the point stays if it is above TOLERANCE;
+- in play one coordinate outgrows the others without bound, so the programme uses differences from the point with both
+  scales removed: each coordinate divided by its largest, then each difference by its largest. Neither changes the
+  feasible weights;
+- a point that is the only smallest one in a coordinate is a vertex without a programme;
+- points are tried one after the other, against those not yet discarded: discarding a point that is not a vertex never
   makes another one;
-- the other minimal points take one programme each, some milliseconds, on the CPU: for figures and small runs, not for
-  millions of games.
+- the other minimal points take one programme each, some milliseconds, on the CPU: for evaluation and small runs, not
+  for millions of games.
 """
 
 import numpy as np
@@ -25,7 +24,7 @@ TOLERANCE = 1e-9
 
 
 def exact_mask(points_BMD: Tensor) -> Tensor:
-    """(B, m) bool: the vertices; of equal points the first alone. Raises TrainingError should the solver fail."""
+    """(B, m) bool: the vertices; of equal points only the first. Raises TrainingError if the solver fails."""
     mask_BM = rules.minimal_mask(points_BMD)
     rows = [
         _vertices(points_MD, keep_M)
@@ -35,7 +34,7 @@ def exact_mask(points_BMD: Tensor) -> Tensor:
 
 
 def exact(points_BMD: Tensor) -> Tensor:
-    """The vertices, in the rows where they were; all other rows are padding."""
+    """The vertices, in their original rows; all other rows are padding."""
     return rules.keep(points_BMD, exact_mask(points_BMD))
 
 

@@ -1,10 +1,10 @@
-"""The game as the batched core plays it: one protocol round for the host's choice, one for the agent's coordinate.
+"""The game for the batched core: one protocol round for the host's choice, one for the agent's coordinate.
 
 Decisions that matter here:
-- the state is `Game`'s own, carried along: what a round does is what `Game.step` does, to the last bit;
-- an illegal symbol is no error but a lost round: nothing moves, and the round counts. No network and no scripted player
-  of ours can choose one: "legal" masks its logits;
-- whoever plays without weights sees the points as they are, so that ties are ties of whole numbers; a network sees
+- the state is `Game`'s own, carried along: a round is bit-identical to `Game.step`;
+- an illegal symbol is not an error but a lost round: nothing moves, and the round counts. Our networks and scripted
+  players cannot choose one: "legal" masks their logits;
+- players without weights see the points unscaled, so that ties are ties of whole numbers; a network sees
   `Game.features`.
 """
 
@@ -21,13 +21,13 @@ from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.scenarios.hironaka.starts import mixed, start
 
-_LUCK = 2**16  # an episode's luck is one of so many numbers
+_LUCK = 2**16  # number of values of an episode's luck
 
 
 @dataclass(frozen=True)
 class Position:
-    """B games. state: the points. class_B: the host's choice that the agent has to answer, -1 where the host is to
-    choose."""
+    """B games. state: the points. class_B: the host's choice that the agent must answer, -1 if it is the host's
+    turn."""
 
     id_B: Tensor
     state: State
@@ -35,7 +35,7 @@ class Position:
 
 
 class Rules(GameRules[Position]):
-    """The rules under `protocol`. seed: of the random starts. scripted: the roles that play without weights."""
+    """The rules under `protocol`. seed: of the random starts. scripted: the roles played without weights."""
 
     def __init__(
         self, game: Game, protocol: Protocol, num_symbols: int, seed: int = 0, scripted: Collection[str] = ()
@@ -60,7 +60,7 @@ class Rules(GameRules[Position]):
         if not bool(moved_B.any()):
             nothing_B2 = torch.zeros(len(class_B), 2, device=class_B.device)
             return replace(position, class_B=class_B), Judgement(nothing_B2, torch.zeros_like(moved_B))
-        held = replace(position.state, cut_B=~moved_B)  # a game that is cut off stays as it is
+        held = replace(position.state, cut_B=~moved_B)  # a game that is cut off stays unchanged
         state, outcome = self.game.step(held, class_B, axis_B)
         state = replace(state, cut_B=torch.where(moved_B, state.cut_B, position.state.cut_B)).trimmed()
         after = Position(position.id_B, state, torch.where(moved_B, -1, class_B))
@@ -72,11 +72,10 @@ class Rules(GameRules[Position]):
         return Position(position.id_B[index_N], position.state.select(index_N), position.class_B[index_N])
 
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): what
-        they were divided by. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that
-        draw. The agent also has "choice" (N, d), the host's choice; all zeros, and every coordinate legal, where the
-        host is to choose.
-        """
+        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): their
+        divisor. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that draw. The
+        agent also has "choice" (N, d), the host's choice; all zeros, with every coordinate legal, if it is the
+        host's turn."""
         state, game = position.state, self.game
         scaled = game.settings.scale_observation and agent not in self.scripted
         points = rules.features(state.points, game.settings.max_points, scaled)

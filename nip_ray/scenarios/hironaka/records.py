@@ -1,16 +1,15 @@
-"""What a run is judged by besides its rewards: how strong its players are, and what a reader is shown of one game.
+"""Further results of a run: the strength of its players, and records of games for readers.
 
 Decisions that matter here:
-- strength comes from games of its own: every pair plays the same number of random starts with random numbers of its
-  own, seeded, whatever was played before. Where several scripted players take turns in a role, each of them plays an
-  equal part of the games;
+- strength is measured in separate games: every pair plays the same number of random starts with seeded random numbers,
+  independent of earlier play. If several scripted players take turns in a role, each plays an equal part of the games;
 - networks play their most likely moves. "rho" counts unfinished games as the published metric does, "finished" does
   not;
-- a metric is a ratio of sums over games, and games are what is independent: moves of one game are not.
+- a metric is a ratio of sums over games, which are independent; moves of one game are not.
 
-Of a game its positions are shown round by round, and the tree of what the agent could have answered: that of the host's
-most likely choices from the game's start; for a host that draws its moves there is none. Of several scripted hosts it
-is that of the first one that makes all the choices that were made.
+The record of a game has its positions round by round, and the tree of the agent's possible answers: to the host's most
+likely choices from the game's start; a host that draws its moves has none. Of several scripted hosts it is the tree of
+the first one that makes all the choices of the game.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +33,8 @@ _MOST_NODES = 300
 
 
 def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]]:
-    """One entry for each round of the game, and one for what was left: round (from 0), points, choice (the coordinates
-    that the host chose) and axis (the agent's answer), these two where they were made.
-    """
+    """One entry for each round of the game, and one for the final position: round (from 0), points, choice (the host's
+    coordinates) and axis (the agent's answer), if made."""
     position = made.start(torch.tensor([id], device=said_RACM.device))
     entries = [_entry(position)]
     for said_ACM in said_RACM:
@@ -53,8 +51,7 @@ def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]
 
 
 def host_of(made: Rules, id: int, said_RACM: Tensor, hosts: Sequence[Player]) -> Player | None:
-    """The first of the hosts that do not draw which chooses what was said, in every position of the game; None if there
-    is none."""
+    """The first deterministic host that makes the recorded choice in every position of the game; None without one."""
     left = [host for host in hosts if not host.draws]
     position, no_luck = (
         made.start(torch.tensor([id], device=said_RACM.device)),
@@ -91,12 +88,12 @@ OWN = "own"
 def rho_figures(
     players: Mapping[str, Sequence[Player]], settings: HironakaSettings, seed: int, device: str = "cpu"
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """`rho/HOST-AGENT` and `finished/HOST-AGENT` for one's own players against each other and against all scripted
-    ones; of one's own two also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares). Each as
+    """`rho/HOST-AGENT` and `finished/HOST-AGENT` for the run's players against each other and against all scripted
+    ones; for the run's two also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares). Each as
     (numerator_G, denominator_G), on the CPU.
 
-    players: role -> one's own player, or several that take turns. Empty where `settings.rho_games` is 0. Hosts against
-    which no game ends cost `max_rounds` rounds.
+    players: role -> the run's player, or several that take turns. {} if `settings.rho_games` is 0. Hosts against which
+    no game ends cost `max_rounds` rounds.
     """
     if not settings.rho_games:
         return {}

@@ -4,16 +4,15 @@ Points are (B, m, d) floating-point tensors, d >= 2. A row whose first coordinat
 every coordinate. No function changes its input, and none reads a number back from the device.
 
 Decisions that matter here:
-- results are (B, m, d) views of memory that lies as (m, d, B): with the games innermost every elementary operation runs
-  along contiguous memory. Input of any layout is taken; what a function here returned goes into the next without a
-  copy;
+- results are (B, m, d) views of memory with the layout (m, d, B): with the games innermost every elementary operation
+  runs along contiguous memory. Any layout is accepted; results of these functions are passed on without a copy;
 - points are compared coordinate by coordinate, in (m, m, B) booleans: there is no tensor of size B m m d, and beyond
   `PAIRS_AT_ONCE` pairs the games are taken in parts. Booleans are summed as bytes, which is some forty times faster on
   a CPU;
 - rows of a game are ordered by their coordinates, first coordinate first, largest first, padding last; equal rows keep
   their order. So the order is a function of the set of points;
-- sums are taken over the coordinates in rising order. Floating-point addition is monotone, so a point that is below
-  another stays below it even where sums are rounded; rounding can make points equal, it cannot tear an order apart;
+- sums are taken over the coordinates in rising order. Floating-point addition is monotone, so a point below another
+  stays below it even with rounded sums; rounding can make points equal, but cannot reverse an order;
 - values that outgrow `LARGEST` are scaled down by a power of two, which rounds nothing. Only a coordinate below about
   2^-200 of the game's largest is lost (it becomes 0).
 """
@@ -29,7 +28,7 @@ PAIRS_AT_ONCE = 2**22
 
 
 def planes(points_BMD: Tensor) -> Tensor:
-    """(m, d, B), contiguous: the same points with the games innermost. No copy if they lie so already."""
+    """(m, d, B), contiguous: the same points with the games innermost. No copy if they are so already."""
     return points_BMD.permute(1, 2, 0).contiguous()
 
 
@@ -39,7 +38,7 @@ def from_planes(x_MDB: Tensor) -> Tensor:
 
 
 def live(points_BMD: Tensor) -> Tensor:
-    """(B, m) bool: which rows are points."""
+    """(B, m) bool: mask of points."""
     return points_BMD[..., 0] >= 0
 
 
@@ -56,8 +55,7 @@ def legal(choice_BD: Tensor, axis_B: Tensor) -> Tensor:
 
 
 def shift(points_BMD: Tensor, choice_BD: Tensor, axis_B: Tensor) -> Tensor:
-    """The move: coordinate `axis_B` of each point becomes the sum of its chosen coordinates. An illegal move changes
-    nothing."""
+    """The move: coordinate `axis_B` of each point becomes the sum of its chosen ones. Illegal moves change nothing."""
     x_MDB = planes(points_BMD)
     factor_DB = choice_BD.T.to(x_MDB.dtype)
     total_MB = x_MDB[:, 0] * factor_DB[0]
@@ -78,7 +76,7 @@ def reposition(points_BMD: Tensor) -> Tensor:
 
 
 def rescale(points_BMD: Tensor) -> Tensor:
-    """Each game divided by its largest coordinate; games of zeros alone, and padding, stay."""
+    """Each game divided by its largest coordinate; games of zeros alone, and padding, are unchanged."""
     x_MDB = planes(points_BMD)
     largest_B = x_MDB.amax((0, 1))
     divisor_B = torch.where(largest_B > 0, largest_B, 1)
@@ -86,19 +84,19 @@ def rescale(points_BMD: Tensor) -> Tensor:
 
 
 def guard(points_BMD: Tensor) -> Tensor:
-    """Games with a coordinate above LARGEST divided by LARGEST, a power of two; the others as they are."""
+    """Games with a coordinate above LARGEST divided by LARGEST, a power of two; the others unchanged."""
     x_MDB = planes(points_BMD)
     factor_B = torch.where(x_MDB.amax((0, 1)) > LARGEST, 1 / LARGEST, 1.0).to(x_MDB.dtype)
     return from_planes(torch.where(x_MDB < 0, x_MDB, x_MDB * factor_B))
 
 
 def minimal_mask(points_BMD: Tensor) -> Tensor:
-    """(B, m) bool: the points that no other point is below in every coordinate; of equal points the first alone."""
+    """(B, m) bool: the points that no other point is below in every coordinate; of equal points only the first."""
     return _in_parts(lambda x_MDB: _minimal(x_MDB, _at_most(x_MDB)), planes(points_BMD)).T
 
 
 def keep(points_BMD: Tensor, keep_BM: Tensor) -> Tensor:
-    """The points of some rows, where they were; all other rows are padding."""
+    """The points of some rows, in place; all other rows are padding."""
     return from_planes(torch.where(keep_BM.T[:, None], planes(points_BMD), PADDING))
 
 
@@ -118,10 +116,10 @@ def minimal_ordered(points_BMD: Tensor) -> Tensor:
 
 
 def features(points_BMD: Tensor, max_points: int, scale: bool = True) -> Tensor:
-    """(B, max_points, d), contiguous: the points as players see them, rows as they are, scaled (`rescale`) and padded
+    """(B, max_points, d), contiguous: the points for observations, with rows unchanged, scaled (`rescale`) and padded
     to `max_points`.
 
-    The points of a game in progress are ordered; other points are to be put through `ordered` first.
+    The points of a game in progress are ordered; pass other points through `ordered` first.
     """
     x_MDB = planes(rescale(points_BMD) if scale else points_BMD)
     rows, dimension, games = x_MDB.shape
@@ -175,6 +173,6 @@ def _place(x_MDB: Tensor, at_most: list[Tensor], keep_MB: Tensor) -> Tensor:
     for one in reversed(at_most):  # p before q: larger here, or not smaller here and before q in what follows
         before = ~one | (one.transpose(0, 1) & before)
     rank_MB = _sum(before & keep_MB[:, None])
-    row_MB = torch.where(keep_MB, rank_MB, rows).long()  # what goes, goes to a row beyond the last
+    row_MB = torch.where(keep_MB, rank_MB, rows).long()  # dropped rows go to a row beyond the last
     out_MDB = x_MDB.new_full((rows + 1, dimension, games), PADDING)
     return out_MDB.scatter_(0, row_MB[:, None].expand(rows, dimension, games), x_MDB)[:rows]

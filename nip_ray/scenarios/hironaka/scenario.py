@@ -24,10 +24,10 @@ from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSett
 
 
 class Hironaka(Scenario):
-    """The game of `settings` under its protocol. Labels mean nothing.
+    """The game of `settings` under its protocol. Labels have no meaning.
 
-    Instances 0 to num_train - 1 are to train on, those behind them are held out. The alphabet has as many symbols as
-    the role with more moves; the rest of the other one's are never legal.
+    Instances 0 to num_train - 1 are for training, the later ones are held out. The alphabet has as many symbols as the
+    role with more moves; the other role's excess symbols are never legal.
     """
 
     name = "hironaka"
@@ -45,7 +45,7 @@ class Hironaka(Scenario):
         self.to("cpu")
 
     def to(self, device: str) -> "Hironaka":
-        """This scenario, what it plays moved to `device` in place."""
+        """This scenario, its players moved to `device` in place."""
         self.game = Game(self.settings, device)
         no_weights = [role for role, agent in self.agents.items() if agent.kind == "scripted"]
         self.rules = Rules(self.game, self.protocol, self.num_symbols, 0, no_weights)
@@ -55,7 +55,7 @@ class Hironaka(Scenario):
         return self
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """See `positions.Rules.view`; here all moves are made again."""
+        """See `positions.Rules.view`; here all moves are replayed."""
         return self.rules.view(agent, position_at(self.rules, id_N, said.before(round_N)), round_N, seed_N)
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
@@ -70,27 +70,25 @@ class Hironaka(Scenario):
             )
 
     def scripted_agent(self, role: Role, *names: str) -> ScriptedAgent:
-        """Players without weights for a role, in any place that a network of it can take. Raises UserError for an
-        unknown name."""
+        """Players without weights for a role, in place of its network. Raises UserError for an unknown name."""
         return ScriptedAgent(role, names, self.settings.dimension, self.num_symbols)
 
     def player(self, role: Role, network: nn.Module) -> Player:
-        """An agent of this scenario as a player of `match`. Raises UserError for several scripted ones: which of them
-        is for one to say."""
+        """An agent of this scenario as a player of `match`. Raises UserError for several scripted ones: the caller must
+        choose."""
         first, *others = self.players(role, network)
         if others and isinstance(network, ScriptedAgent):
             raise UserError(f"{role}: {', '.join(network.names)} play here by turns, name one of them")
         return first
 
     def players(self, role: Role, network: nn.Module) -> list[Player]:
-        """Who plays a role, one of them in each game: the scripted players of an agent, else the network."""
+        """The players of a role, one of them in each game: the scripted players of an agent, else the network."""
         if isinstance(network, ScriptedAgent):
             return [scripted(role, name, self.settings.dimension).to(self.label_I.device) for name in network.names]
         return [NetworkSeat(role, network, self.settings, self.num_symbols)]
 
     def record_extras(self, id: int, said: Dialogue, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """ "positions" of the game and, where the host always answers the same, the "tree" of what could have followed;
-        see `records`.
+        """ "positions" of the game and, for a deterministic host, the "tree" of possible continuations; see `records`.
 
         Of several scripted hosts it is the tree of the one that played.
         """
@@ -106,7 +104,7 @@ class Hironaka(Scenario):
         return extras
 
     def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Games per round against all scripted players, and what is chosen; see `records.rho_figures`."""
+        """Games per round against all scripted players, and choices; see `records.rho_figures`."""
         training = {role: networks[role].training for role in ROLES}
         players = {role: self.players(role, networks[role].eval()) for role in ROLES}
         try:
@@ -117,8 +115,7 @@ class Hironaka(Scenario):
 
 
 def build_hironaka(protocol: Protocol, settings: Any) -> Hironaka:
-    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol than its own, or players
-    that cannot play."""
+    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol, or unusable players."""
     if protocol.name != "hironaka":
         raise UserError(f"protocol.name: this game is played under 'hironaka' alone (got {protocol.name!r})")
     unknown = set(settings.agents) - {*ROLES, "_default"}

@@ -1,11 +1,10 @@
 """Players without weights where networks are expected, and networks where players are.
 
 Decisions that matter here:
-- a player that always answers the same has one move left that is not forbidden; one that draws has equal logits, so
-  that a sampled move is a uniform one. Where the most likely move is asked for, equals are told apart by differences
-  far below what sampling can see, which hash the episode's luck and the round: a random player stays random in greedy
-  play, and both doors draw alike;
-- points that came scaled are brought back to what they were, whole numbers, before a scripted player looks at them.
+- a deterministic player has one legal move left; one that draws has equal logits, so that a sampled move is uniform.
+  For the most likely move, ties are broken by differences too small to affect sampling, which hash the episode's luck
+  and the round: a random player stays random in greedy play;
+- scaled points are restored to whole numbers for scripted players.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +21,14 @@ from nip_ray.scenarios.hironaka.starts import uniform
 from nip_ray.settings.hironaka import HironakaSettings
 
 _UNSEEN = 1e-5  # of logits: too little to change a sampled move
-_WHOLE = 2.0**22  # below this a number that was divided and multiplied again is nearest to the whole number that it was
+_WHOLE = 2.0**22  # below this a number that was divided and multiplied again rounds to the original whole number
 
 
 class ScriptedAgent(nn.Module):
-    """Players of one role by name, for `HironakaAgent`'s place. Several: each episode has one of them, by its luck."""
+    """Players of one role by name, in place of `HironakaAgent`. Several: each episode has one of them, by its luck."""
 
     def __init__(self, role: Role, names: Sequence[str], dimension: int, num_symbols: int) -> None:
-        """Raises UserError for a name that is no player of this role."""
+        """Raises UserError for a name that is not a player of this role."""
         super().__init__()
         self.role, self.names, self.num_symbols = role, tuple(names), num_symbols
         self.players = nn.ModuleList(scripted(role, name, dimension) for name in names)
@@ -70,12 +69,12 @@ class ScriptedAgent(nn.Module):
         return []
 
     def body(self) -> nn.Module:
-        """Nothing to hand over."""
+        """None."""
         return nn.Identity()
 
 
 def whole(points_NMD: Tensor, scale_N: Tensor) -> Tensor:
-    """The points themselves from features and what they were divided by; unchanged where that is 1."""
+    """The points from features and their divisors; unchanged if that is 1."""
     number_NMD = points_NMD * scale_N[:, None, None]
     rounded_NMD = torch.where(number_NMD < _WHOLE, number_NMD.round(), number_NMD)
     keep_NMD = (points_NMD < 0) | (scale_N == 1)[:, None, None]
@@ -85,12 +84,12 @@ def whole(points_NMD: Tensor, scale_N: Tensor) -> Tensor:
 class NetworkSeat(Player):
     """A learned host or agent as a player: its scores are its logits, so it plays its most likely moves.
 
-    It looks at the points as it did in training, scaled or not, whatever game it plays in. Points of more rows than the
-    network was made for are not its own game: the first of them are seen.
+    It observes the points as in training, scaled or not, in any game. Of points with more rows than the network was
+    made for, it sees the first.
     """
 
     def __init__(self, role: Role, network: nn.Module, settings: HironakaSettings, num_symbols: int) -> None:
-        """settings: of the game that the network was made for."""
+        """settings: of the network's own game."""
         super().__init__(settings.dimension)
         self.role, self.network, self.settings, self.num_symbols = role, network, settings, num_symbols
         self.moves = self.classes if role == "host" else self.dimension
@@ -101,7 +100,7 @@ class NetworkSeat(Player):
         return policy.message[:, 0, : self.moves]
 
     def observation(self, points: Tensor, choice: Tensor | None) -> dict[str, Tensor]:
-        """What the network reads of an observation."""
+        """The network's inputs in an observation."""
         games, device = len(points), points.device
         most = self.settings.max_points
         legal = torch.ones(games, self.moves, dtype=torch.bool, device=device) if choice is None else choice

@@ -1,9 +1,8 @@
-"""Random starts by number: the points of instance i are a function of (seed, i) alone, on every device and in every
-process.
+"""Random starts by number: the points of instance i depend on (seed, i) alone, on every device and process.
 
 Decisions that matter here:
 - numbers are hashed, not drawn from a stream: there is no table of instances, and one start costs as much as any other;
-- a start that is over at once is none: the next one in the same instance's own sequence takes its place.
+- a start that is already over is replaced by the next one in the instance's own sequence.
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the finaliser of
 splitmix64).
 """
@@ -21,11 +20,11 @@ from nip_ray.seeding import stable_seed
 _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 
 
-ATTEMPTS = 1000  # after so many starts that were over at once another one is not worth the wait
+ATTEMPTS = 1000  # after this many starts that were already over, give up
 
 
 def mixed(x: Tensor) -> Tensor:
-    """int64 of any shape: hashes, as good as random numbers of 64 bits. A bijection."""
+    """int64 of any shape: hashes, as random as 64-bit random numbers. A bijection."""
     x = x + _GAMMA
     x = (x ^ _shifted(x, 30)) * _FIRST
     x = (x ^ _shifted(x, 27)) * _SECOND
@@ -33,7 +32,7 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shifted right, zeros coming in: torch's own shift repeats the sign."""
+    """Shifted right, filled with zeros: torch's own shift repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -56,20 +55,21 @@ def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tenso
 
 
 def start(game: Game, seed: int, id_N: Tensor) -> State:
-    """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError where `ATTEMPTS` starts of an
-    instance were."""
+    """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError if `ATTEMPTS` starts of an
+    instance were over."""
     return _opened(
         lambda over_K, attempt: game.start(start_points(game, seed, id_N[over_K], attempt)), len(id_N), id_N.device
     )
 
 
 def open_start(game: Game, games: int, generator: torch.Generator) -> State:
-    """Random starts of which none is over. Raises UserError where `ATTEMPTS` draws of one were."""
+    """Random starts, none of them over. Raises UserError if `ATTEMPTS` draws of one were over."""
     return _opened(lambda over_K, attempt: game.random_start(len(over_K), generator).trimmed(), games, game.device)
 
 
 def _opened(draw: Callable[[Tensor, int], State], games: int, device: torch.device) -> State:
-    """What `draw` makes of the games with these numbers in this attempt, again for those that are over at once."""
+    """The results of `draw` for the games with these numbers in this attempt, repeated for those that are already
+    over."""
     state = draw(torch.arange(games, device=device), 0)
     for attempt in range(1, ATTEMPTS):
         if not len(over_K := (~state.open_B).nonzero()[:, 0]):

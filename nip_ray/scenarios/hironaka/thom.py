@@ -4,7 +4,7 @@ order 4 (seven).
 Source: the published code's `thom_points`, after Berczi and Szenes, "Thom polynomials of Morin singularities", Annals
 of Mathematics 2012. A point is a monomial, in t and b_22, b_23, ..., b_kk, of the sum of the k x k minors that belong
 to the torus-fixed points of the test-curve model, the first of them counted twice. Order 5 has eleven coordinates, more
-than a game here can have.
+than the maximum here.
 """
 
 from nip_ray.errors import UserError
@@ -19,8 +19,8 @@ _MONOMIALS = {  # digits are exponents
 
 def thom_points(settings: HironakaSettings) -> list[list[int]]:
     """The points of `settings.starts`, "thom" or "thom_homogeneous": with the exponent of t that makes all degrees
-    equal to the largest degree in the other variables, as published. Raises UserError for settings that
-    `HironakaSettings.faults` finds wrong."""
+    equal to the largest degree in the other variables, as published. Raises UserError for settings with
+    `HironakaSettings.faults`."""
     for fault in settings.faults():
         raise UserError(fault)
     points = [[int(digit) for digit in word] for word in _MONOMIALS[settings.dimension].split()]

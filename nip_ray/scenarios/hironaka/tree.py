@@ -1,7 +1,7 @@
-"""What a fixed host leads to, whatever the agent answers: resolution trees, and the longest game that an agent can
-force.
+"""The consequences of a fixed host under all answers of the agent: resolution trees, and the longest game that an agent
+can force.
 
-The host must answer the same points with the same choice always. Both walk level by level, all games of a level as one
+The host must always answer the same points with the same choice. Both walk level by level, all games of a level as one
 batch.
 """
 
@@ -21,8 +21,8 @@ from nip_ray.scenarios.hironaka.players import Player
 class Node:
     """One position. axis: the agent's answer that led here, None at the root. points: its points, in order, as numbers.
 
-    over: one point is left. choice: the coordinates that the host chooses here, empty where it is not asked: the game
-    is over, or the tree ends here. children: one for each answer, in the order of the axes.
+    over: one point is left. choice: the host's coordinates here, empty if the game is over, or the tree ends here.
+    children: one for each answer, in the order of the axes.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -41,8 +41,8 @@ class Node:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """rounds: the longest game from any of the starts. complete: whether the search came to its end; if not, `rounds`
-    is how far it got."""
+    """rounds: the longest game from any of the starts. complete: True if the search finished; if not, `rounds` is its
+    depth so far."""
 
     rounds: int
     complete: bool
@@ -84,9 +84,9 @@ def search_depth(
 ) -> SearchResult:
     """The rounds of the longest game that any agent can force on `host` from any of the starts (B, m, d).
 
-    Equal positions of a level are looked at once. The search gives up after `limit` rounds, or when a level has more
-    than `max_positions` positions. (The published depth is one more: it counts positions, not rounds.) Raises UserError
-    for a host that draws its moves.
+    Equal positions of a level are merged. The search gives up after `limit` rounds, or when a level has more than
+    `max_positions` positions. (The published depth is one more: it counts positions, not rounds.) Raises UserError for
+    a host that draws its moves.
     """
     _must_be_fixed(host)
     state = game.start(points_BMD)
@@ -94,7 +94,7 @@ def search_depth(
         state = state.select(state.open_B.nonzero()[:, 0]).trimmed()
         if state.games == 0:
             return SearchResult(rounds, True)
-        # One game of each position: those with equal points go on alike.
+        # One game of each position: those with equal points continue alike.
         _, kind_B = torch.unique(state.points.flatten(1), dim=0, return_inverse=True)
         first_K = torch.full((int(kind_B.max()) + 1,), state.games, device=kind_B.device)
         state = state.select(
@@ -112,8 +112,7 @@ def _must_be_fixed(host: Player) -> None:
 
 
 def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Tensor, Tensor]:
-    """All positions after one round, the host's classes (B,), and of each position its parent's index and the
-    answer."""
+    """All positions after one round, the host's classes (B,), and each position's parent's index and the answer."""
     class_B = host(state.points, None, None).argmax(1)
     parent_N, axis_N = game.choices_KD[class_B].nonzero(as_tuple=True)
     after, _ = game.step(state.select(parent_N), class_B[parent_N], axis_N)

@@ -1,5 +1,4 @@
-"""From settings to an image classification scenario: images loaded and labelled, feature maps found, agents looked
-up."""
+"""Build an image classification scenario from settings: load and label images, find feature maps, look up agents."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,10 +19,9 @@ from nip_ray.settings.image_classification import ImageAgentSettings, ImageClass
 def build_image_classification(
     protocol: Protocol, settings: ImageClassificationSettings, dataset: str | None = None
 ) -> ImageClassification:
-    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder of images instead of the held-out
-    ones.
+    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder instead of the held-out ones.
 
-    Raises UserError for unusable data or weights, or agents that do not exist.
+    Raises UserError for unusable data or weights, or unknown agents.
     """
     agents = agents_of(protocol, settings.agents, ImageAgentSettings)
     data = image_data(settings.data)
@@ -47,8 +45,7 @@ def build_image_classification(
 
 
 def image_data(settings: ImageDataSettings) -> LabelledImages:
-    """The images that `settings` leaves of their source, with labels and without feature maps. Raises UserError for
-    unusable data."""
+    """The images of `settings`, with labels and without feature maps. Raises UserError for unusable data."""
     train, test = load_images(settings)
     count = num_classes_of(settings, train, test)
     train_K, train_label_K = labelled(train, settings, "train", count)
@@ -61,7 +58,7 @@ def image_data(settings: ImageDataSettings) -> LabelledImages:
 
 
 def _examined_on(own: LabelledImages, settings: ImageDataSettings, path: str) -> LabelledImages:
-    """The training images of `own`, and for held-out ones those of the parquet file or folder `path`."""
+    """The training images of `own`, with those of the parquet file or folder `path` held out."""
     made = image_data(replace(settings, test=path, num_test=None, test_share=ImageDataSettings.test_share))
     images = own.images if own.images.levels == made.images.levels else own.images.rescaled(made.images.levels)
     train, test = images.pixels_ICHW[: own.num_train], made.images.pixels_ICHW[made.num_train :]

@@ -1,8 +1,8 @@
-"""Feature maps of pretrained models, computed once for all images and kept by content.
+"""Feature maps of pretrained models, computed once for all images and cached by content.
 
 Decisions that matter here:
-- a model is an architecture of timm and a file of weights on this machine: nothing is downloaded, and weights are read
-  as tensors alone (safetensors, or `torch.load` with `weights_only`);
+- a model is an architecture of timm and a local file of weights: nothing is downloaded, and weights are read as tensors
+  only (safetensors, or `torch.load` with `weights_only`);
 - a model made for small images differs from timm's in its stem (a convolution of 3 x 3 and no pooling); the weights
   show it;
 - the key of the cache is a hash of the weights, the architecture, how images are scaled, and every pixel; a file is
@@ -35,8 +35,8 @@ _WRAPPERS = ("state_dict", "model", "model_state_dict")
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """Where a model is. weights: a file. architecture: its name in timm. mean, std: of each colour, to scale pixels
-    from 0 to 1 by."""
+    """A model's place. weights: a file. architecture: its name in timm. mean, std: of each colour, to scale pixels from
+    0 to 1 by."""
 
     weights: Path
     architecture: str
@@ -45,7 +45,7 @@ class PretrainedModel:
 
 
 def find_model(weights: str, architecture: str) -> PretrainedModel:
-    """The model that a weights file, or a folder as timm writes it, holds. Raises UserError where there is none."""
+    """The model in a weights file, or in a folder as timm writes it. Raises UserError if there is none."""
     path = Path(weights)
     if path.is_file():
         return PretrainedModel(path, architecture)
@@ -73,9 +73,9 @@ def find_model(weights: str, architecture: str) -> PretrainedModel:
 
 
 def embeddings(model: PretrainedModel, images: ImageSet, cache: Path) -> Tensor:
-    """(I, E, h, w) float16: the model's last feature map of each image, from `cache`, or computed and kept there.
+    """(I, E, h, w) float16: the model's last feature map of each image, from `cache`, or computed and stored there.
 
-    Raises UserError without the extra `vision`, for weights that are damaged or not of the architecture, for a model
+    Raises UserError without the extra `vision`, for weights that are damaged or of another architecture, for a model
     without feature maps, and for a folder that cannot be written.
     """
     key = _key(model, images)
@@ -92,9 +92,9 @@ def embeddings(model: PretrainedModel, images: ImageSet, cache: Path) -> Tensor:
 
 @torch.no_grad()
 def feature_maps(network: nn.Module, images: ImageSet, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """(I, E, h, w) float16: what ``network.forward_features`` makes of each image; grey ones have three equal colours.
+    """(I, E, h, w) float16: ``network.forward_features`` of each image; grey ones have three equal colours.
 
-    Raises UserError where that is no map, for images that the model cannot take, and for maps beyond half precision.
+    Raises UserError if that is not a map, for images that the model cannot take, and for maps beyond half precision.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device).eval()
@@ -127,7 +127,7 @@ def build_model(model: PretrainedModel) -> nn.Module:
     """The network of timm with its weights. Raises UserError as `embeddings` does."""
     try:
         import timm  # pyright: ignore[reportMissingImports]
-    except Exception as error:  # torchvision, which it needs, fails in many ways where it was built for another torch
+    except Exception as error:  # torchvision fails in many ways if it was built for another torch
         detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         raise UserError(
             f"pretrained_weights: needs timm and a torchvision that fits this torch ({detail}): pip install"
@@ -145,7 +145,7 @@ def build_model(model: PretrainedModel) -> nn.Module:
 
 
 def fit_stem(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a residual network the stem for small images where the weights have it."""
+    """Give a residual network the stem for small images if the weights have it."""
     first, weight = getattr(network, "conv1", None), state.get("conv1.weight")
     if (
         not isinstance(first, nn.Conv2d)
@@ -164,8 +164,7 @@ def fit_stem(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 def put_weights(
     network: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...], model: PretrainedModel
 ) -> None:
-    """Load `state`, but for the modules `heads` (dotted names), which are not used. Raises UserError unless everything
-    else fits."""
+    """Load `state`, without the modules `heads` (dotted names), not used. Raises UserError unless the rest fits."""
     own = network.state_dict()
     given = {
         name: value
@@ -178,7 +177,7 @@ def put_weights(
         which = f"{missing[0]!r} is missing" if missing else f"{strange[0]!r} does not fit"
         count = len(missing) + len(strange)
         raise UserError(
-            f"{model.weights}: these are no weights of {model.architecture} ({which}, {count} such entries), set"
+            f"{model.weights}: these are not weights of {model.architecture} ({which}, {count} such entries), set"
             " pretrained_architecture"
         )
     network.load_state_dict(given, strict=False)
@@ -207,12 +206,11 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in loaded.items()}
 
 
-# --------------------------------------------------------------------------------------------------------------- the
-# cache
+# ------------------------------------------------------------------------------------------------------------ the cache
 
 
 def cache_folder(given: str | None) -> Path:
-    """The folder that is set, else nip_ray/embeddings in the user's cache."""
+    """The configured folder, else nip_ray/embeddings in the user's cache."""
     if given is not None:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -238,12 +236,12 @@ def _sum(path: Path) -> str:
 
 
 def _read(path: Path) -> Tensor | None:
-    """What `_write` wrote, mapped into memory; None where there is nothing, or nothing sound."""
+    """The maps of `_write`, memory-mapped; None if missing or damaged."""
     try:
         stated = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"]
         if _sum(path) != stated:
             return None
-        # copy on write: torch wants memory that it could write to
+        # copy on write: torch needs writable memory
         maps = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -251,7 +249,7 @@ def _read(path: Path) -> Tensor | None:
 
 
 def _write(path: Path, maps: np.ndarray) -> None:
-    """The maps, then their sum beside them, each in one step: what has a sum is whole."""
+    """Write the maps, then their checksum beside them, each in one step: maps with a checksum are complete."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}.npy")
     note = aside.with_suffix(".json")
     try:
@@ -268,5 +266,5 @@ def _write(path: Path, maps: np.ndarray) -> None:
         ) from None
     finally:
         for left in (aside, note):
-            with suppress(OSError):  # gone already after the rename
+            with suppress(OSError):  # already gone after the rename
                 left.unlink()

@@ -1,15 +1,15 @@
 """Images with classes, from scikit-learn, from parquet files, or from the Hugging Face hub.
 
 Decisions that matter here:
-- parquet files are read as the hub has them: a column of encoded images, each {bytes, path}, and one of whole numbers;
-  the hub's own data goes the same way, so one reader serves both, and no code of a data set is ever run;
+- parquet files have the hub's layout: a column of encoded images, each {bytes, path}, and one of whole numbers; so one
+  reader serves both files and the hub, and no code of a data set is ever run;
 - pixels stay whole numbers from 0 to `levels`: a quarter of the memory, and equal images are equal;
 - all images of a set have one size. One that is damaged or of another size is named by file and row;
-- of one's own files, all images have three colours if any has;
-- a parquet file's split is told by its name, or else by the nearest folder below the one that is named, so that data
-  sets can be named as they are downloaded (``data/train-00000-of-00001.parquet``, ``train/0000.parquet``). Where any
-  file of a folder has a split, files of others, and those without, are not taken, and no file serves both splits: what
-  is held out never slips in.
+- of local files, all images have three colours if any has;
+- a parquet file's split is given by its name, or else by the nearest folder below the configured one, so that
+  downloaded data sets can be used directly (``data/train-00000-of-00001.parquet``, ``train/0000.parquet``). If any file
+  of a folder has a split, files of others, and those without, are ignored, and no file serves both splits: held-out
+  images never leak.
 """
 
 import io
@@ -30,7 +30,7 @@ from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.seeding import generator
 from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, ImageSource, data_faults
 
-_MAX_BYTES = 2**32  # of the pixels of a set, which are kept in memory
+_MAX_BYTES = 2**32  # of the pixels of a set, which are in memory
 _MAX_CLASSES = 10_000
 
 
@@ -55,10 +55,10 @@ class ImageSet:
 
 
 def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
-    """(train, test) with all classes and in the order of their source, but for a share that is held out by `seed`.
+    """(train, test) with all classes and in the order of their source, except for a share that is held out by `seed`.
 
-    Kept in memory for as long as no file of it is changed. Raises UserError for settings that cannot be, for files that
-    are missing, damaged or unlike each other, and for a hub that cannot be reached.
+    Cached until a file changes. Raises UserError for invalid settings, for files that are missing, damaged or
+    inconsistent, and for an unreachable hub.
     """
     for fault in data_faults(settings):
         raise UserError(f"scenario.data.{fault}")
@@ -70,7 +70,7 @@ def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
 def _loaded(
     settings: ImageDataSettings, train_files: tuple[Path, ...], test_files: tuple[Path, ...], marked: tuple[Mark, ...]
 ) -> tuple[ImageSet, ImageSet]:
-    """marked: what the files are now, which is part of the key alone."""
+    """marked: the state of the files, which is only part of the key."""
     source = SOURCES[settings.source]
     if train_files:
         train = from_files(train_files, source)
@@ -78,7 +78,7 @@ def _loaded(
         train = _digits() if source.repository is None else from_hub(source, "train")
     if test_files:
         test = from_files(test_files, source)
-        if train.levels != test.levels:  # the digits of scikit-learn beside a file
+        if train.levels != test.levels:  # the digits of scikit-learn with a file
             train = train.rescaled(test.levels)
     elif not train_files and source.repository is not None:
         test = from_hub(source, "test")
@@ -94,9 +94,9 @@ def _loaded(
 
 
 def held_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """(train, test): of every class the same share is held out, chosen by `seed`; both keep the order of `images`.
+    """(train, test): the same share of every class is held out, chosen by `seed`; both keep the order of `images`.
 
-    Raises UserError where that leaves either without an image.
+    Raises UserError if that leaves either without an image.
     """
     keep_I = torch.ones(len(images), dtype=torch.bool)
     for number in images.class_I.unique().tolist():
@@ -126,13 +126,13 @@ def _digits() -> ImageSet:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 def from_files(files: Sequence[Path], source: ImageSource) -> ImageSet:
-    """The images of parquet files, one after the other.
+    """The images of parquet files, concatenated.
 
-    Raises UserError for what is damaged or not of the layout of `source`.
+    Raises UserError for damaged files, or another layout than that of `source`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -158,7 +158,7 @@ def from_files(files: Sequence[Path], source: ImageSource) -> ImageSet:
 
 
 def from_hub(source: ImageSource, split: str) -> ImageSet:
-    """A split of a data set on the hub. Raises UserError without the extra `hf`, or where the hub cannot be reached."""
+    """A split of a data set on the hub. Raises UserError without the extra `hf`, or if the hub is unreachable."""
     try:
         from datasets import Image, load_dataset
     except ImportError:
@@ -197,7 +197,7 @@ def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
     pixels_IHWC[0] = first
     for number, encoded in enumerate(rows, 1):
         made = _pixels(encoded, source, channels, first.shape[:2], where, number)
-        if made.shape[-1] > pixels_IHWC.shape[-1]:  # the first one in colour: the grey ones have three equal colours
+        if made.shape[-1] > pixels_IHWC.shape[-1]:  # the first in colour: grey ones have three equal colours
             _refuse_large(made.nbytes * len(class_I), where)
             pixels_IHWC = np.repeat(pixels_IHWC, made.shape[-1], axis=-1)
         pixels_IHWC[number] = made
@@ -217,7 +217,7 @@ def _classes(column: Any, source: ImageSource, where: str) -> Tensor:
 
     if not pa.types.is_integer(column.type) or column.null_count:
         raise UserError(
-            f"{where}: {source.label}: is no column of whole numbers, or has gaps; expected: a class from 0 on in"
+            f"{where}: {source.label}: is not a column of whole numbers, or has gaps; expected: a class from 0 on in"
             " every row"
         )
     class_I = torch.from_numpy(column.to_numpy().astype(np.int64))
@@ -252,8 +252,7 @@ def _encoded(column: Any, name: str, where: str) -> Iterator[bytes]:
 def _pixels(
     encoded: bytes, source: ImageSource, channels: int | None, sides: tuple[int, ...] | None, where: str, number: int
 ) -> np.ndarray:
-    """(H, W, C) uint8. channels: how many it is given, None for its own. sides: (H, W) that it must have, None for
-    any."""
+    """(H, W, C) uint8. channels: the required number, None for its own. sides: the required (H, W), None for any."""
     from PIL import Image
 
     def fail(wrong: str, right: str) -> NoReturn:
@@ -283,10 +282,9 @@ _WORD = re.compile(r"(?:^|[^a-z])(train|test|valid|val(?![a-z])|extra(?![a-z]))"
 
 
 def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The parquet files of the (training, held-out) images; none for what is not from files, or is a share of the
-    training images.
+    """The parquet files of the (training, held-out) images; () for other sources, or a share of the training images.
 
-    Raises UserError for what is missing, for a folder without files of the split, and for a file that would be of both.
+    Raises UserError for missing files, for a folder without files of the split, and for a file that would be in both.
     """
     subset = SOURCES[settings.source].subset
     train = () if settings.train is None else parquet_files(settings.train, "train", subset)
@@ -306,10 +304,9 @@ def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path,
 
 
 def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> tuple[Path, ...]:
-    """`path` itself, or of a folder the files of `split`; all, where none is of any split. subset: look into this
-    folder of it, if it is there.
+    """`path` itself, or of a folder the files of `split`; all if none has a split. subset: a subfolder to use if any.
 
-    Raises UserError where there is no such file.
+    Raises UserError if there is no such file.
     """
     path = Path(path)
     if not path.exists():
@@ -333,8 +330,8 @@ def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> 
 
 
 def split_of(file: Path, below: Path) -> str | None:
-    """What a word of the file's name, else of its folders' from the nearest on, begins with: "train", "test", "valid"
-    or "extra"."""
+    """The split that a word of the file's name, else of its nearest folder's, begins with: "train", "test", "valid" or
+    "extra"."""
     for part in (file.stem, *reversed(file.relative_to(below).parts[:-1])):
         if found := _WORD.search(part):
             word = found.group(1).lower()

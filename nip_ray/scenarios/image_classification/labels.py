@@ -1,8 +1,8 @@
-"""From classes to labels: which images are used, and which label each has.
+"""Labels of images: the images that are used, and their labels by class.
 
 Decisions that matter here:
-- nothing is shuffled: images keep the order of their source, and which ones are left out for balance, or for a smaller
-  set, follows from the seed, so a set of one size is the same wherever it is made;
+- nothing is shuffled: images keep the order of their source, and those left out for balance, or for a smaller set,
+  depend on the seed, so a set of one size is the same everywhere;
 - under `random` the labels of training and held-out images are independent draws.
 """
 
@@ -16,12 +16,11 @@ from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, nu
 
 
 def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
-    """(K,) int64 indices of the images that are used, rising, and their labels (K,) int64, for the split "train" or
-    "test".
+    """(K,) int64 increasing indices of the images in use, and their labels (K,) int64, for the split "train" or "test".
 
     num_classes: of both splits together; see `num_classes_of`.
 
-    Raises UserError where a label has no image, a class does not exist, or there are fewer images than asked for.
+    Raises UserError if a label has no image, a class does not exist, or there are fewer images than requested.
     """
     label_I = _labels(images, settings, split, num_classes)
     index_K = (label_I >= 0).nonzero().flatten()
@@ -50,10 +49,10 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
 
 
 def num_classes_of(settings: ImageDataSettings, train: ImageSet, test: ImageSet) -> int:
-    """K: of the source, or as many as all the images together show.
+    """K: of the source, or the number of classes in all the images together.
 
-    Raises UserError under `merge` for held-out images of a class beyond those of the training images: other held-out
-    images would make other labels of the same classes.
+    Raises UserError under `merge` for held-out images of a class that training images lack: other held-out images would
+    change the labels of the same classes.
     """
     known = SOURCES[settings.source].num_classes
     if known is not None:
@@ -91,7 +90,7 @@ def class_labels(settings: ImageDataSettings, num_classes: int) -> Tensor:
 
 
 def binarisation_seed(settings: ImageDataSettings) -> int:
-    """The seed that is set, else the source's own."""
+    """The configured seed, else the source's own."""
     return SOURCES[settings.source].merge_seed if settings.binarisation_seed is None else settings.binarisation_seed
 
 
@@ -104,7 +103,6 @@ def _labels(images: ImageSet, settings: ImageDataSettings, split: str, num_class
 
 
 def _some(index_K: Tensor, count: int, seed: int, split: str, which: str) -> Tensor:
-    """The first `count` of a permutation that the seed gives, so that a smaller set is part of a larger one; in rising
-    order."""
+    """The first `count` of a seeded permutation, so that a smaller set is part of a larger one; in increasing order."""
     order_K = torch.randperm(len(index_K), generator=generator(stable_seed(seed, "images kept"), split, which))
     return index_K[order_K[:count]].sort().values

@@ -1,10 +1,9 @@
-"""An agent's networks in image classification: bodies (a trunk over image and messages) and heads; and the agent that
-chooses at random.
+"""An agent's networks in image classification: bodies (trunk over image and messages) and heads; and the random agent.
 
 Decisions that matter here:
-- what was said enters twice, as published: the whole history as maps beside the image, spread to its size, and the
-  latest messages as maps beside the latent ones;
-- only what a head reads is computed: a value needs the image's representation, a prover's policy those of the latent
+- messages enter twice, as published: the whole history as maps beside the image, spread to its size, and the latest
+  messages as maps beside the latent ones;
+- only the inputs of heads are computed: a value needs the image's representation, a prover's policy those of the latent
   pixels.
 Axes: N turns (rows), C colours, H x W pixels, h x w latent pixels, F history features, L latest-message features, E
 embedding channels. Source of the architecture: Hammond and Adam-Day's library, image classification.
@@ -27,8 +26,7 @@ from nip_ray.settings.image_classification import ImageAgentSettings
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What the images, the grid that messages point into, and an agent's feature maps (embedding_channels 0: none)
-    measure."""
+    """Sizes of the images, the grid messages point into, and an agent's feature maps (embedding_channels 0: none)."""
 
     channels: int
     height: int
@@ -65,8 +63,8 @@ class ImageBody(nn.Module):
     def latent(
         self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None
     ) -> Tensor:
-        """(N, D, h, w): the trunk's map, and the latest messages behind it. image_NCHW: from 0 to 1; the trunk sees -1
-        to 1."""
+        """(N, D, h, w): the trunk's map, followed by the latest messages. image_NCHW: in [0, 1]; the trunk sees [-1,
+        1]."""
         size = self.shape.height, self.shape.width
         parts = [F.interpolate(history_NFhw, size, mode="nearest"), image_NCHW * 2 - 1]
         if embedding_NEhw is not None:
@@ -74,8 +72,7 @@ class ImageBody(nn.Module):
         return torch.cat([self.trunk(torch.cat(parts, 1)), latest_NLhw], 1)
 
     def of_image(self, latent_NDhw: Tensor, linear_NX: Tensor | None) -> Tensor:
-        """(N, R): the image's representation, from the mean over its latent pixels and what was said in linear
-        messages."""
+        """(N, R): the image's representation, from the mean over its latent pixels and the linear messages."""
         mean = latent_NDhw.mean((2, 3))
         return self.image_output(mean if linear_NX is None else torch.cat([mean, linear_NX], 1))
 
@@ -112,7 +109,7 @@ class ImageAgent(DialogueAgent):
     def forward(
         self, obs: Observation, want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see
+        """The action distribution and the value (N,) of N turns, each only if requested. `obs`: see
         `ImageClassification.observe`."""
         policy = value = None
         image_NR = None
@@ -140,7 +137,7 @@ class ImageAgent(DialogueAgent):
         return made + self.head_groups(self.pixel_selector)
 
     def _latent(self, body: ImageBody, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor | None]:
-        """What `body` makes of the image and of normalised messages, and the normalised linear ones."""
+        """The output of `body` for the image and normalised messages, and the normalised linear ones."""
         history, latest, linear = self.messages(obs, prefix)
         image = obs.get("state_image", obs["image"]) if body is self.value_body else obs["image"]
         return body.latent(image, history, latest, obs.get("embedding")), linear

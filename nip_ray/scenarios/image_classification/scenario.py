@@ -1,6 +1,5 @@
-"""Image classification as a scenario: a message names one latent pixel, and the label says to which class or group of
-classes an image belongs.
-"""
+"""Image classification as a scenario: a message names one latent pixel, and the label is the image's class or group of
+classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,8 @@ from nip_ray.settings.image_classification import ImageAgentSettings
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """What is played on. images: training images first, then held-out ones. label_I: (I,) int64. num_train: how many
-    are for training. embeddings: agent -> (I, E, h, w) float16 feature maps, for the agents that see such."""
+    """The data. images: training images first, then held-out ones. label_I: (I,) int64. num_train: number of training
+    images. embeddings: agent -> (I, E, h, w) float16 feature maps, for the agents that see any."""
 
     images: ImageSet
     label_I: Tensor
@@ -35,12 +34,12 @@ class LabelledImages:
 class ImageClassification(NamingScenario):
     """Images under `protocol`. Ids number the training images first, then the held-out ones.
 
-    num_groups: how often the sides of an image are halved to make the grid that messages point into, in rows of latent
+    num_groups: how often the sides of an image are halved to get the grid that messages point into, in rows of latent
     pixels.
     """
 
     name = "image_classification"
-    tables = ("pixels_ICHW", "label_I", "class_I")  # feature maps may be larger than a device, and stay where they are
+    tables = ("pixels_ICHW", "label_I", "class_I")  # feature maps may be larger than a device, and are not moved
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class ImageClassification(NamingScenario):
 
     def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
         """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts
-        that others have named in the channels that it reads, or (N, K + 1, C, H, W) for each of these apart and for
-        none; embedding (N, E, h', w') for an agent with a pretrained model; state_image, the whole image, for a central
-        critic whose agent does not see it."""
+        that others have named in the channels that it reads, or (N, K + 1, C, H, W) for each of these separately and
+        for none; embedding (N, E, h', w') for an agent with a pretrained model; state_image, the whole image, for a
+        central critic whose agent does not see it."""
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
         reads = self.seats[agent].reads
@@ -110,12 +109,12 @@ class ImageClassification(NamingScenario):
         return torch.tensor([row in trained for row in rows[self.num_train :]], dtype=torch.bool)
 
     def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
-        """What instances are, whatever an agent sees of them: pixels (N, C, H, W) from 0 to 1, class and label (N,)."""
+        """Instances independent of agents: pixels (N, C, H, W) from 0 to 1, class and label (N,)."""
         pixels_NCHW = self.pixels_ICHW[id_N].float() / self.levels
         return {"pixels": pixels_NCHW, "class": self.class_I[id_N], "label": self.label_I[id_N]}
 
     def instance_picture(self, id: int) -> dict[str, Any]:
-        """The image `id` for somebody who draws it, in plain JSON values:
+        """The image `id` for drawing, in plain JSON values:
 
         {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label":
         number, "coarse": names of agents with coarse sight}. A main symbol s of a message is the latent pixel in row s
@@ -132,8 +131,7 @@ class ImageClassification(NamingScenario):
         }
 
     def _in_part(self, whole_NCHW: Tensor, agent: str, reads: Sequence[int], said: Dialogue) -> Tensor:
-        """The images with means for all parts but those that agents other than `agent` have named in the channels
-        `reads`."""
+        """The images with means for all parts but those that others than `agent` named in the channels `reads`."""
         others = [index for index, other in enumerate(self.protocol.agents) if other != agent]
         named_NX = said.main[:, :, others][:, :, :, list(reads)].flatten(1)
         shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)
@@ -143,7 +141,7 @@ class ImageClassification(NamingScenario):
         return torch.where(shown_N1HW > 0, whole_NCHW, scaled_to(part_means(whole_NCHW, *self.grid), *size))
 
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, F, h, w) by round, channel and position, and (N, L, h, w) of what is latest."""
+        """(N, F, h, w) by round, channel and position, and (N, L, h, w) of the latest ones."""
         named_NFS = symbol_counts(said.main, at.reads, self.num_symbols)
         by_round = named_NFS.view(len(round_N), at.rounds, at.latest_features, *self.grid)
         return named_NFS.unflatten(-1, self.grid), self.latest(at, by_round, round_N)

@@ -1,2 +1,1 @@
-"""Small games whose solutions are known: learning rules are measured against exact values, best responses and
-equilibria."""
+"""Small games with known solutions, to compare learning with exact values, best responses and equilibria."""

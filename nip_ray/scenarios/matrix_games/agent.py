@@ -13,11 +13,10 @@ from nip_ray.settings.matrix_games import MatrixAgentSettings
 
 
 class MatrixAgent(nn.Module):
-    """Logits and value of a state, without a shared parameter, so that rules of opponent shaping see the policy's
-    alone.
+    """Logits and value of a state, without shared parameters, so that opponent shaping sees only the policy's.
 
-    Observations hold "features" (N, states), the one-hot state. Symbols from `num_moves` on are forbidden: the alphabet
-    is that of the player with more moves. `random` agents answer with constant zero logits and have nothing to train.
+    Observations have "features" (N, states), the one-hot state. Symbols from `num_moves` on are forbidden: the alphabet
+    is that of the player with more moves. `random` agents return constant zero logits and have nothing to train.
     """
 
     def __init__(self, settings: MatrixAgentSettings, num_states: int, num_moves: int, num_symbols: int) -> None:
@@ -33,7 +32,7 @@ class MatrixAgent(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted."""
+        """The action distribution and the value (N,) of N turns, each only if requested."""
         features = obs["features"]
         policy = value = None
         if want_policy:
@@ -71,5 +70,5 @@ def _body(settings: MatrixAgentSettings, num_states: int) -> nn.Module:
 
 
 def _head(settings: MatrixAgentSettings, num_states: int, width: int) -> nn.Linear:
-    """Without a bias: one free vector per state in a table; a hidden layer has biases enough."""
+    """Without a bias: one free vector per state in a table; a hidden layer has enough biases."""
     return nn.Linear(settings.hidden or num_states, width, bias=False)

@@ -1,11 +1,10 @@
-"""What a game is, the matrix games, and repeated ones solved: what two memory-one policies are worth, and the best
-answer to one.
+"""Interface of a game, the matrix games, and exact values and best responses of memory-one policies in repeated ones.
 
-A game knows nothing of networks or tokens: moves come as ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 where
-nobody has moved. States are numbered from 0 for each player; policies are tables over them. Of a matrix game a player's
-table is (states, moves): state 0 is the start, state ``1 + i * (other's moves) + j`` follows the joint move (own i,
-other's j); a game of one round needs the start alone. pay_ANM: (2, N moves of player0, M moves of player1). Repeated
-games are solved from the policies' probabilities, in float64, without playing.
+A game does not use networks or tokens: moves are ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 for none.
+States are numbered from 0 for each player; policies are tables over them. Of a matrix game a player's table is (states,
+moves): state 0 is the start, state ``1 + i * (other's moves) + j`` follows the joint move (own i, other's j); a game of
+one round needs the start alone. pay_ANM: (2, N moves of player0, M moves of player1). Repeated games are solved from
+the policies' probabilities, in float64, without playing.
 """
 
 from abc import ABC, abstractmethod
@@ -21,8 +20,7 @@ Tables = tuple[Tensor, Tensor]  # of player0 and player1, each (states, moves) f
 
 
 def repeated_values(pay_ANM: Tensor, tables: Tables, rounds: int) -> Tensor:
-    """(2,): the expected pay a round, without discount, by following the distribution of the joint move from round to
-    round."""
+    """(2,): the expected pay per round, without discount, from the distributions of the joint move round by round."""
     _, first, second = pay_ANM.shape
     joint_NM = tables[0][0][:, None] * tables[1][0]
     total_A = (pay_ANM * joint_NM).sum((1, 2))
@@ -36,10 +34,10 @@ def repeated_values(pay_ANM: Tensor, tables: Tables, rounds: int) -> Tensor:
 
 
 def repeated_best_response(pay_ANM: Tensor, table: Tensor, player: int, rounds: int) -> float:
-    """The most that `player` can expect a round against the other's policy `table`, by backward induction.
+    """The highest expected pay per round of `player` against the other's policy `table`, by backward induction.
 
-    The other looks at the last joint move alone, so no policy, whatever it remembers, is paid more than one that knows
-    this move and the round.
+    The other only remembers the last joint move, so no policy, with any memory, is paid more than one that knows this
+    move and the round.
     """
     pay_KL = pay_ANM[0] if player == 0 else pay_ANM[1].T
     own, other = pay_KL.shape
@@ -58,8 +56,8 @@ def _seen_by_the_other(table: Tensor, own: int, other: int) -> Tensor:
 
 Figures = dict[str, float]
 
-_INSTANCES = 256  # of a matrix game: all alike, so that an evaluation has so many independent episodes
-_EVEN_ODDS = {  # zero-sum games whose only equilibrium plays all moves alike: payoffs of player0
+_INSTANCES = 256  # of a matrix game: all alike; the number of independent episodes of an evaluation
+_EVEN_ODDS = {  # zero-sum games whose only equilibrium is uniform: payoffs of player0
     "matching_pennies": ((1.0, -1.0), (-1.0, 1.0)),
     "rock_paper_scissors": ((0.0, -1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 1.0, 0.0)),
 }
@@ -69,10 +67,9 @@ _DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
 
 
 class Game(ABC):
-    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: of the
-    table.
+    """A game of two players. actions: number of moves of each. num_states: of each player. num_instances: of the table.
 
-    num_starts: that differ; instance i is start ``i % num_starts``.
+    num_starts: of different ones; instance i is start ``i % num_starts``.
     """
 
     actions: tuple[int, int]
@@ -82,23 +79,22 @@ class Game(ABC):
 
     @abstractmethod
     def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:
-        """(N,) int64: where `player` (0 or 1) stands at the start of `round_N`, as far as it may know."""
+        """(N,) int64: the state of `player` (0 or 1) at the start of `round_N`, as far as it may know."""
 
     @abstractmethod
     def judge(self, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Judgement:
-        """What the moves of `round_N` pay, and whether they end the game."""
+        """The pay of the moves of `round_N`, and whether they end the game."""
 
     @abstractmethod
     def figures(self, tables: Tables) -> Figures:
-        """Exact figures of two policies, each (states, moves) float64 probabilities."""
+        """Exact metrics of two policies, each (states, moves) float64 probabilities."""
 
 
 class RepeatedGame(Game):
-    """A matrix game in `rounds` rounds, whose players remember the last one; `solve` says how states are numbered."""
+    """A matrix game in `rounds` rounds, with memory of the last one; see the module for the numbering of states."""
 
     def __init__(self, pay_ANM: Tensor, rounds: int, own_figures: Callable[[Tables], Figures] | None = None) -> None:
-        """pay_ANM: (2, moves of player0, moves of player1) float64, what each is paid. own_figures: those of this very
-        game."""
+        """pay_ANM: (2, moves of player0, moves of player1) float64, the pay of each. own_figures: of this game."""
         self.pay_ANM, self.rounds, self.own_figures = pay_ANM, rounds, own_figures
         first, second = pay_ANM.shape[1:]
         self.actions = (first, second)
@@ -106,7 +102,7 @@ class RepeatedGame(Game):
         self.num_instances = _INSTANCES
 
     def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:
-        """The last joint move, seen from the player's own side."""
+        """The last joint move, from the player's own side."""
         if self.num_states == 1:
             return torch.zeros_like(round_N)
         own_N, other_N = self._moves(move_NRA, (round_N - 1).clamp_min(0), player)
@@ -119,17 +115,16 @@ class RepeatedGame(Game):
         return Judgement(reward_AN.T.float(), torch.zeros_like(round_N, dtype=torch.bool))
 
     def _moves(self, move_NRA: Tensor, round_N: Tensor, player: int) -> tuple[Tensor, Tensor]:
-        """A player's own and the other's moves (N,) of a round; a symbol beyond a player's moves counts as its last
-        move."""
+        """A player's own and the other's moves (N,) of a round; a symbol beyond its moves counts as its last."""
         move_NA = move_NRA[torch.arange(len(round_N), device=round_N.device), round_N].clamp_min(0)
         own_N, other_N = (move_NA[:, p].clamp(max=self.actions[p] - 1) for p in (player, 1 - player))
         return own_N, other_N
 
     def figures(self, tables: Tables) -> Figures:
-        """``<player>/value``: expected pay a round; ``exploitability``: mean gain of the two best responses, a round;
-        the game's own.
+        """``<player>/value``: expected pay per round; ``exploitability``: mean gain of the two best responses per
+        round; the game's own metrics.
 
-        A best response may use everything that was played and the round.
+        A best response may use all earlier moves and the round.
         """
         value_A = repeated_values(self.pay_ANM, tables, self.rounds).tolist()
         best_A = [repeated_best_response(self.pay_ANM, tables[1 - player], player, self.rounds) for player in (0, 1)]
@@ -139,8 +134,8 @@ class RepeatedGame(Game):
 
 
 def matrix_game(settings: MatrixGameSettings, rounds: int) -> RepeatedGame:
-    """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (the config's rules
-    see to it)."""
+    """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (ensured by the
+    config's rules)."""
     if settings.game in _EVEN_ODDS:
         pay_NM = torch.tensor(_EVEN_ODDS[settings.game], dtype=torch.float64)
         return RepeatedGame(torch.stack([pay_NM, -pay_NM]), rounds, _distance_to_even_odds)
@@ -158,8 +153,8 @@ def tandem_actions(settings: MatrixGameSettings) -> Tensor:
 
 
 def tandem_payoffs(action_N: Tensor) -> Tensor:
-    """(2, N, N): 2 x - (x + y)^2 and 2 y - (x + y)^2 for every pair of actions (N,): all with x + y = 1 is a stable
-    fixed point of both.
+    """(2, N, N): 2 x - (x + y)^2 and 2 y - (x + y)^2 for every pair of actions (N,): all with x + y = 1 are stable
+    fixed points of both.
 
     Source: Letcher et al., "Stable opponent shaping in differentiable games", ICLR 2019.
     """
@@ -169,7 +164,7 @@ def tandem_payoffs(action_N: Tensor) -> Tensor:
 
 
 def _distance_to_even_odds(tables: Tables) -> Figures:
-    """The only equilibrium plays all moves alike, whatever has happened: the largest distance from that."""
+    """The only equilibrium is uniform in all states: the largest distance from it."""
     return {"distance_to_nash": max(float((table - 1 / table.shape[1]).abs().max()) for table in tables)}
 
 

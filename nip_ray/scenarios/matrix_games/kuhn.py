@@ -1,8 +1,8 @@
-"""Kuhn poker: three cards, one bet; its rules, and how far two policies are from equilibrium.
+"""Kuhn poker: three cards, one bet; its rules, and the distance of two policies from equilibrium.
 
 Source: Kuhn, "A simplified two-person poker", 1950. Both ante 1; a bet is 1. Move 0 passes (checks or folds), move 1
-bets (or calls). player0 moves, then player1; player0 moves again where it checked and player1 bet. An equilibrium is
-worth -1/18 to player0.
+bets (or calls). player0 moves, then player1; player0 moves again if it checked and player1 bet. An equilibrium is worth
+-1/18 to player0.
 """
 
 from itertools import product
@@ -17,7 +17,7 @@ CARDS = ("jack", "queen", "king")
 DEALS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
 """(card of player0, card of player1) by instance."""
 
-_PLANS = tuple(product((0, 1), repeat=2))  # what a player does in its two situations
+_PLANS = tuple(product((0, 1), repeat=2))  # a player's moves in its two situations
 
 
 class KuhnPoker(Game):
@@ -59,7 +59,7 @@ def showdown(card_NA: Tensor) -> Tensor:
 
 
 def deal_values(tables: Tables) -> Tensor:
-    """(6,) float64: what player0 expects in each deal when both play by their tables."""
+    """(6,) float64: the expected pay of player0 in each deal when both play by their tables."""
     card_DA = torch.tensor(DEALS, device=tables[0].device)
     win_D = showdown(card_DA).double()
     bets_DAS = torch.stack(
@@ -73,7 +73,7 @@ def deal_values(tables: Tables) -> Tensor:
 
 
 def best_response_value(player: int, table: Tensor) -> float:
-    """The most that `player` can expect against the other's `table`: for each card the best of the four plans."""
+    """The highest expected pay of `player` against the other's `table`: for each card the best of the four plans."""
     card_D = torch.tensor(DEALS, device=table.device)[:, player]
     value_PC = []
     for plan in _PLANS:

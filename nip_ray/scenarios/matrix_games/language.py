@@ -1,10 +1,9 @@
-"""Kuhn poker between language models: the same protocol, deals, payments and exact figures as between networks, with
+"""Kuhn poker between language models: the same protocol, deals, payments and exact metrics as between networks, with
 words for moves.
 
 Decisions that matter here:
-- a chat is a card, the moves so far and the two words to choose from, and a reply is one of them and nothing else: so
-  the probability of a move is that of one reply, and a strategy can be read off a model exactly
-  (`KuhnPokerInWords.strategies`);
+- a chat is a card, the moves so far and the two words to choose from, and a reply is exactly one of them: so the
+  probability of a move is that of one reply, and a strategy can be computed exactly (`KuhnPokerInWords.strategies`);
 - a turn without a usable reply passes (checks or folds), as a network's turn without a move does;
 - training and test items are the same six deals: there is nothing to generalise over.
 """
@@ -28,14 +27,14 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, protocol_of
 
 OPEN, ANSWER = ("check", "bet"), ("fold", "call")
-"""What can be said where nobody has bet, and where the other has; the first passes."""
+"""The words without a bet, and after the other's bet; the first passes."""
 HISTORIES = ((), ("check", "bet")), (("check",), ("bet",))
 """Player -> the moves before its two situations, in the order of `KuhnPoker`'s states."""
 
 
 @dataclass(frozen=True)
 class Deal:
-    """An item: the cards of the two players. y: means nothing."""
+    """An item: the cards of the two players. y: has no meaning."""
 
     id: int
     player0: str
@@ -48,19 +47,19 @@ ITEMS = [Deal(number, CARDS[first], CARDS[second]) for number, (first, second) i
 
 @dataclass(frozen=True, eq=False)
 class KuhnPokerInWords(LanguageScenario):
-    """The scenario; `build_language_game` makes it."""
+    """The scenario, made by `build_language_game`."""
 
     settings: LanguageMatrixGameSettings
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Those of the twelve chats, and the replies."""
+        """The words of the twelve chats, and the replies."""
         chats = [self.chat(dialogue, PLAYERS[player]) for player, _, dialogue in information_sets()]
         shown = [word for chat in chats for message in chat for word in message["content"].split()]
         return tuple(dict.fromkeys([*OPEN, *ANSWER, *shown]))
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """The card, then the other's moves, each with what can be said to it, and the agent's own replies."""
+        """The card, then the other's moves, each with the possible replies, and the agent's own replies."""
         moves = _moves(dialogue)
         chat: Chat = [{"role": "system", "content": f"Kuhn poker. Your card: {getattr(dialogue.item, agent)}."}]
         for r in range(PLAYERS.index(agent), len(moves) + 1, 2):
@@ -78,7 +77,7 @@ class KuhnPokerInWords(LanguageScenario):
         return Parsed({"main": word})
 
     def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
-        """As the game's rules say."""
+        """By the game's rules."""
         moves = [*_moves(dialogue), *(turn.messages["main"] for turn in turns)]
         paid, over = _outcomes()[dialogue.item.id, tuple(_bets(word) for word in moves)]
         return dict(zip(PLAYERS, paid)), over
@@ -89,15 +88,15 @@ class KuhnPokerInWords(LanguageScenario):
         return Random(stable_seed(seed, "kuhn poker", *place)).choice(_words(_moves(dialogue)))
 
     def exact_figures(self, items: Sequence[Deal], probabilities: Probabilities) -> dict[str, float]:
-        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the most that a player
-        gives to no word."""
+        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the largest probability of
+        a player outside the two words."""
         tables, off_form = self.strategies(probabilities)
         return {**KuhnPoker().figures(tables), "off_form": off_form}
 
     def strategies(self, probabilities: Probabilities) -> tuple[Tables, float]:
-        """((states, moves) of each player, as dialogues are played; the most that is given to no word in any state).
+        """((states, moves) of each player, as in dialogues; the largest probability outside the words in any state).
 
-        What is given to no word is asked again, and at last passes.
+        A reply outside the words is retried, and finally passes.
         """
         tables, most = tuple(torch.zeros(KuhnPoker.num_states, 2, dtype=torch.float64) for _ in PLAYERS), 0.0
         for player, state, dialogue in information_sets():
@@ -123,7 +122,7 @@ def information_sets() -> Iterator[tuple[int, int, Dialogue]]:
 
 
 def _moves(dialogue: Dialogue) -> list[str]:
-    """The word of every round so far; of an unusable reply an empty one."""
+    """The word of every round so far; "" for an unusable reply."""
     return [turns[0].messages["main"] for turns in dialogue.rounds]
 
 
@@ -132,14 +131,14 @@ def _bets(word: str) -> int:
 
 
 def _words(moves: list[str]) -> tuple[str, str]:
-    """What can be said after these moves."""
+    """The possible words after these moves."""
     return ANSWER if moves and _bets(moves[-1]) else OPEN
 
 
 @cache
 def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
-    """(deal, moves so far, 1 for a bet or call) -> what the last of them pays, and whether the game is over:
-    `KuhnPoker.judge`'s."""
+    """(deal, moves so far, 1 for a bet or call) -> the pay of the last one, and True if the game is over, by
+    `KuhnPoker.judge`."""
     made = {}
     for length in (1, 2, 3):
         keys = list(product(range(len(DEALS)), product((0, 1), repeat=length)))

@@ -23,7 +23,7 @@ PLAYERS = ("player0", "player1")
 
 class MatrixGame(Scenario):
     """Two players and a `Game`. Training and test instances are the same: there is nothing to generalise over. Labels
-    mean nothing."""
+    have no meaning."""
 
     name = "matrix_game"
     held_out = False
@@ -50,7 +50,7 @@ class MatrixGame(Scenario):
         return (torch.arange(self.num_symbols, device=self.label_I.device) < moves).expand(len(obs["features"]), 1, -1)
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
-        """As the game's rules say."""
+        """By the game's rules."""
         return self.game.judge(id_B, _moves(said), round_B)
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
@@ -60,7 +60,7 @@ class MatrixGame(Scenario):
             return MatrixAgent(self.agents[agent], self.game.num_states, moves, self.num_symbols)
 
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Values, exploitability and what else is known of the game, from the policies' probabilities in all states."""
+        """Values, exploitability and the game's other metrics, from the policies' probabilities in all states."""
         first, second = (self.policy_table(agent, networks[agent]) for agent in PLAYERS)
         return self.game.figures((first, second))
 
@@ -78,14 +78,14 @@ class MatrixGame(Scenario):
 
 
 def _moves(said: Dialogue) -> Tensor:
-    """(N, R, A): each player's move, whichever channel it was made in; -1 where it made none."""
+    """(N, R, A): each player's move, in any channel; -1 for none."""
     return said.main[..., 0].amax(-1)
 
 
 def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
     """The scenario of `settings` (MatrixGameSettings) under the protocol of its game.
 
-    Raises UserError for another protocol, a game that makes no sense, or agents that do not play.
+    Raises UserError for another protocol, an invalid game, or unknown agents.
     """
     if protocol.name != protocol_of(settings.game):
         raise UserError(

@@ -1,2 +1,1 @@
-"""A small game of messages for small MLPs: quick enough for tests and for measuring what play and learning cost by
-themselves."""
+"""A small game of messages for small MLPs: fast enough for tests and for measuring the cost of play and learning."""

@@ -1,8 +1,8 @@
-"""The message game: the smallest proof. The prover sees a secret, both talk, and the verifier says which half the
-secret lies in.
+"""The message game: the smallest proof. The prover sees a secret, both send messages, and the verifier decides which
+half the secret is in.
 
-Both agents speak in every one of eight rounds, only the last decision counts, and both want it to be right. It is the
-yardstick for speed (nothing but small perceptrons) and the smallest example of a scenario. Its rules are the protocol
+Both agents have a turn in each of eight rounds, only the last decision counts, and both are paid if it is right. It is
+the benchmark for speed (only small perceptrons) and the smallest example of a scenario. Its rules are the protocol
 `message_game`.
 """
 
@@ -51,9 +51,9 @@ class MessageGame(Scenario):
         rounds, symbols, count = self.protocol.max_rounds, self.num_symbols, len(id_N)
         features = torch.zeros(count, rounds + 2 * symbols + self.settings.num_secrets + 1, device=id_N.device)
         rows = torch.arange(count, device=id_N.device)
-        trash = features.shape[1] - 1  # "nothing said yet" and "not told" land here and are cut off
+        trash = features.shape[1] - 1  # missing entries go here and are cut off
         features[rows, round_N.clamp(max=rounds - 1)] = 1.0
-        # each channel has one writer; the others left -1
+        # each channel has one writer; the others have -1
         latest_N2 = said.main[rows, (round_N - 1).clamp(min=0)].amax((1, 3))
         for side in range(2):
             place = torch.where(latest_N2[:, side] < 0, trash, rounds + side * symbols + latest_N2[:, side])
@@ -72,13 +72,12 @@ class MessageGame(Scenario):
 
 
 class MessageAgent(nn.Module):
-    """One hidden layer that policy and value share; `random` agents answer with constant zero logits and have nothing
-    to train."""
+    """One hidden layer that policy and value share; `random` agents return constant zero logits and train nothing."""
 
     def __init__(
         self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool, num_channels: int = 1
     ) -> None:
-        """num_channels: that the agent writes to."""
+        """num_channels: number of channels that the agent writes to."""
         super().__init__()
         self.settings, self.decides, self.shape = settings, decides, (num_channels, num_symbols)
         self.hidden = nn.Linear(num_in, settings.hidden)
@@ -88,7 +87,7 @@ class MessageAgent(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted."""
+        """The action distribution and the value (N,) of N turns, each only if requested."""
         hidden = FUNCTIONS[self.settings.activation](self.hidden(obs["features"]))
         policy = value = None
         if want_policy:

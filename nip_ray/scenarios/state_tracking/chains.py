@@ -1,13 +1,13 @@
-"""Chains: a start among five states, n moves, each one of a few permutations, and a claim where they end.
+"""Chains: a start among five states, n moves, each one of a few permutations, and a claimed end.
 
 Decisions that matter here:
 - the first two permutations generate the whole symmetric group S5. Its word problem is complete for NC1 (Barrington,
   1989), so a transformer of constant depth cannot follow all chains unless TC0 = NC1;
-- the first four form a Latin square with the identity, and so do the last four: a move leaves no state where it is, and
-  of four no two take a state to the same place. So a walk of four forgets its start by a factor of 4 in each move, and
-  the claim alone tells nothing;
+- the first four form a Latin square with the identity, and so do the last four: a move fixes no state, and no two of
+  four map a state to the same one. So a walk of four forgets its start by a factor of 4 in each move, and the claim
+  alone carries no information;
 - half of the claims of each split are true; a false one is uniform over the other four states;
-- all chains (start and moves) of a data set differ, so no chain is in both splits, whatever is claimed of it.
+- all chains (start and moves) of a data set differ, so no chain is in both splits, with any claim.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ GENERATORS = (
     (1, 0, 3, 4, 2), (2, 3, 4, 1, 0), (3, 4, 0, 2, 1), (4, 2, 1, 0, 3),
     (1, 2, 3, 4, 0), (2, 3, 4, 0, 1), (3, 4, 0, 1, 2), (4, 0, 1, 2, 3),
 )  # fmt: skip
-"""Move -> where it takes each state."""
+"""Move -> the images of the states."""
 TAKES_GA = torch.tensor(GENERATORS)
 
 
@@ -44,7 +44,7 @@ class Chains:
 
     @property
     def label_I(self) -> Tensor:
-        """1 where the claim is true, else 0."""
+        """1 if the claim is true, else 0."""
         return (self.state_IP[:, -1] == self.claim_I).long()
 
     def rows(self, index_N: Tensor) -> "Chains":
@@ -56,13 +56,12 @@ class Chains:
         return Chains(self.move_IT.to(device), self.state_IP.to(device), self.claim_I.to(device))
 
     def contents(self) -> list[tuple[int, ...]]:
-        """What each chain is, whatever is claimed of it: start and moves."""
+        """Start and moves of each chain, without the claim."""
         return [tuple(row) for row in torch.cat([self.state_IP[:, :1], self.move_IT], 1).tolist()]
 
 
 def draw_chains(settings: ChainSettings, seed: int) -> Chains:
-    """The chains of `seed`: `num_train` of training, then `num_test` held out. Raises UserError where there are not so
-    many."""
+    """Chains of `seed`: `num_train` for training, then `num_test` held out. Raises UserError if there are too few."""
     count = settings.num_train + settings.num_test
     exist = NUM_STATES * settings.num_generators**settings.length
     if count > exist:

@@ -62,7 +62,7 @@ def overview(item: ChainItem, at: Dispute | None, committed: Committed, moves: i
 
 
 def wish_for(stance: int | None, role: str | None) -> str:
-    """What a prover is paid for, "" for nothing. role: that the episode draws and the prover is told."""
+    """The sentence about the pay of a prover, "" without one. role: drawn by the episode and known to the prover."""
     told = "" if role is None else f" You are {role}."
     return told if stance is None else f"{told} You want the verifier to {DECISIONS[stance]} the claim."
 

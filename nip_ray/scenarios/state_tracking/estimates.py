@@ -1,17 +1,16 @@
-"""Prover and estimator: what a dialogue has come to, by how much the estimates in it were wrong, and what a verifier
-accepts at worst.
+"""Prover and estimator: the state of a dialogue, the error of its estimates, and the worst case of a verifier.
 
 Decisions that matter here:
-- a claim says that some moves lead from one state to another, whatever came before them, so each is true or false by
-  itself. Split at a state half way, it holds if both parts do, and with the right state only then;
-- whoever points at an estimate keeps the state that was claimed (the estimate is too low) or names another (it is too
-  high, since of two ends one is wrong: what is left of the probability is the most that the other may have). The rest
-  is about the claim so made;
-- the error is what the prover has shown: the truth of the last claim less its estimate; and where the parts of a claim
+- a claim is that some moves lead from one state to another, independent of those before, so each is true or false by
+  itself. Split at a state half way, it holds if both parts do, and only with the right state;
+- the prover that points at an estimate keeps the claimed state (the estimate is too low) or names another (it is too
+  high, since of two ends one is wrong: the remaining probability is the most that the other may have). The rest is
+  about that new claim;
+- the error is what the prover has shown: the truth of the last claim less its estimate; and if the parts of a claim
   were called more likely than the claim before, by how much (two parts hold together with the product of their
-  probabilities). An estimator that says the truth of every part never has one above 0, and one that does not is shown
-  at least 1/2 by a prover that knows it;
-- positions hold all that agents are shown, as in `nip_ray.scenarios.state_tracking.worst_case`.
+  probabilities). An estimator that is right about every part never has one above 0, and otherwise a prover that knows
+  it can show at least 1/2;
+- positions contain everything that agents see, as in `nip_ray.scenarios.state_tracking.worst_case`.
 """
 
 from collections.abc import Callable
@@ -25,16 +24,16 @@ from nip_ray.scenarios.state_tracking.chains import NUM_STATES, TAKES_GA, Chains
 
 PROBABILITIES = (0.0, 0.5, 1.0)
 WORDS = ("impossible", "even", "certain")
-"""What the estimator calls these probabilities."""
+"""The estimator's words for these probabilities."""
 PAIRS = tuple(product(range(len(WORDS)), repeat=2))
 """Symbol of the estimator -> the words for the left and the right part, by number."""
 POINTS = tuple(product(range(2), range(NUM_STATES)))
-"""Symbol of the prover that points -> (left 0 or right 1, the state in which it says that this part ends)."""
+"""Symbol of the pointing prover -> (left 0 or right 1, the state in which it claims this part ends)."""
 _CERTAIN = len(WORDS) - 1
 
 
 class Walks:
-    """Where chains lead from any state at any place to any other place, forwards and back."""
+    """The state that chains lead to from any state at any place to any other place, forwards and backwards."""
 
     def __init__(self, chains: Chains) -> None:
         count = len(chains.claim_I)
@@ -54,13 +53,13 @@ class Walks:
 
 @dataclass(frozen=True)
 class Claims:
-    """N claims as they are in dispute: the moves of chain `item_N` from place `low_N` to `high_N` lead from
-    `low_state_N` to `high_state_N`.
+    """N disputed claims: the moves of chain `item_N` from place `low_N` to `high_N` lead from `low_state_N` to
+    `high_state_N`.
 
-    middle_N: the state half way that the prover named, -1 before. pair_N: what the estimator then said, -1 before.
-    stated_N: the estimate of the claim, by number; -1 of the first one. root_N: 1 if both parts of the first claim were
-    called certain, 0 if not, -1 before. over_N: 1 if the prover has ever called an estimate too high. contradicted_N: 1
-    if parts were ever called more likely than their claim.
+    middle_N: the prover's state half way, -1 before. pair_N: the estimator's answer, -1 before. stated_N: the estimate
+    of the claim, by number; -1 for the first one. root_N: 1 if both parts of the first claim were called certain, 0 if
+    not, -1 before. over_N: 1 if the prover has ever called an estimate too high. contradicted_N: 1 if parts were ever
+    called more likely than their claim.
     """
 
     item_N: Tensor
@@ -82,9 +81,9 @@ class Claims:
 
 
 def replay(chains: Chains, item_N: Tensor, said_NR: Tensor, round_N: Tensor) -> tuple[Claims, Tensor]:
-    """(the claims before `round_N`, (N,) float32 the error so far, whole once one move is left).
+    """(the claims before `round_N`, (N,) float32 the error so far, complete once one move is left).
 
-    said_NR: the symbol of each round (one agent speaks in each); -1, of one that said nothing, counts as 0.
+    said_NR: the symbol of each round (one agent per round); -1, silence, counts as 0.
     """
     no_N, none_N = torch.zeros_like(item_N), torch.full_like(item_N, -1)
     start_N, claim_N = chains.state_IP[item_N, 0], chains.claim_I[item_N]
@@ -114,7 +113,7 @@ def replay(chains: Chains, item_N: Tensor, said_NR: Tensor, round_N: Tensor) -> 
 
 
 def pointed(claims: Claims, point_N: Tensor) -> Claims:
-    """The claims of which the prover made these symbols of claims that were split and estimated."""
+    """The claims that the prover made by these symbols from split and estimated claims."""
     right_N, end_N = point_N >= NUM_STATES, point_N % NUM_STATES
     kept_N = end_N == torch.where(right_N, claims.high_state_N, claims.middle_N)
     said_N = torch.where(right_N, claims.pair_N % 3, claims.pair_N // 3)
@@ -132,7 +131,7 @@ def pointed(claims: Claims, point_N: Tensor) -> Claims:
 
 
 def holds(chains: Chains, claims: Claims) -> Tensor:
-    """(N,) bool, of claims about one move: whether it leads from the one state to the other."""
+    """(N,) bool, for claims about one move: True if it leads from the one state to the other."""
     move_N = chains.move_IT[claims.item_N, claims.low_N.clamp(max=chains.length - 1)]
     return TAKES_GA.to(move_N.device)[move_N, claims.low_state_N] == claims.high_state_N
 
@@ -143,21 +142,21 @@ def _where(condition_N: Tensor, one: Claims, other: Claims) -> Claims:
 
 
 Asked = Callable[[Claims], Tensor]
-"""Probabilities at N claims: (N, 9) of what the estimator says, who is not shown `root_N`, `over_N` and
+"""Probabilities at N claims: (N, 9) of the estimator's answers, which does not see `root_N`, `over_N` and
 `contradicted_N`, or (N,) that the verifier accepts."""
-# Axes below: I chains, J claims of one width, A and B states at their ends, M in the middle, Q what is stated of the
+# Axes below: I chains, J claims of one width, A and B states at their ends, M in the middle, Q the estimate of the
 # claim, and R, O, C for `root_N`, `over_N` and `contradicted_N`.
 _SIZES = {"M": NUM_STATES, "Q": len(WORDS), "R": 2, "O": 2, "C": 2}
 
 
 def worst_acceptance(chains: Chains, estimates: Asked, accepts: Asked) -> Tensor:
-    """(I,) float64: how probably each claim is accepted with the prover that serves it best (for false claims: the
-    soundness error)."""
+    """(I,) float64: the probability of accepting each claim with its best prover (for false claims: the soundness
+    error)."""
     value, width = _ask(chains, 1, accepts, "QROC"), 1
     same_MB = torch.eye(NUM_STATES, dtype=torch.bool)
     while width < chains.length:
         width *= 2
-        objected = value.flip(4)[..., 1:, :].expand(value.shape)  # too high: the other end has what is left
+        objected = value.flip(4)[..., 1:, :].expand(value.shape)  # too high: the other end has the rest
         others = objected[:, :, :, None].masked_fill(same_MB[..., None, None, None, None], -torch.inf).amax(4)
         part = torch.maximum(value, others)
         left, right = part[:, 0::2, :, None], part[:, 1::2].transpose(2, 3)[:, :, None]
@@ -168,10 +167,10 @@ def worst_acceptance(chains: Chains, estimates: Asked, accepts: Asked) -> Tensor
 
 
 def _mean_over_pairs(left: Tensor, right: Tensor, said: Tensor, first: bool) -> Tensor:
-    """(I, J, A, B, M, Q, R, O, C), of the first claim without the last four: the better part in the mean over what the
-    estimator says.
+    """(I, J, A, B, M, Q, R, O, C), of the first claim without the last four: the mean over the estimator's answers of
+    the better part.
 
-    left, right: (I, J, A, 1, M, Q, R, O, C) and (I, J, 1, B, M, Q, R, O, C), Q of what is said of the part. said: its
+    left, right: (I, J, A, 1, M, Q, R, O, C) and (I, J, 1, B, M, Q, R, O, C), Q of the estimate of the part. said: its
     probabilities.
     """
     total = 0
@@ -187,9 +186,8 @@ def _mean_over_pairs(left: Tensor, right: Tensor, said: Tensor, first: bool) -> 
 
 
 def least_acceptance(chains: Chains, accepts: Asked) -> Tensor:
-    """(I,) float64: how probably each true claim is accepted against the estimator that hurts it most, with a prover
-    that names the true states and keeps to the part of which less was said (the left one of equals).
-    """
+    """(I,) float64: the probability that each true claim is accepted against its worst estimator, with a prover that
+    names the true states and keeps to the part with the lower estimate (the left one of equals)."""
     value = _ask(chains, 1, accepts, "QROC")
     item_I1, place_1J = torch.arange(len(value))[:, None], torch.arange(chains.length)[None]
     state_IP = chains.state_IP.cpu()
@@ -207,7 +205,7 @@ def least_acceptance(chains: Chains, accepts: Asked) -> Tensor:
 
 
 def truthful(chains: Chains) -> Asked:
-    """The estimator that says the truth of both parts."""
+    """The estimator that is right about both parts."""
     walks = Walks(chains)
 
     def says(at: Claims) -> Tensor:
@@ -224,8 +222,7 @@ def _contradicts(pair: int, stated: int) -> bool:
 
 
 def _ask(chains: Chains, width: int, asked: Asked, axes: str) -> Tensor:
-    """(I, J, A, B, *axes) float64, and (..., 9) of an estimator: `asked` at all claims of `width` moves, reachable or
-    not."""
+    """(I, J, A, B, *axes) float64, (..., 9) for an estimator: `asked` at claims of `width` moves, reachable or not."""
     shape = (len(chains.claim_I), chains.length // width, NUM_STATES, NUM_STATES, *(_SIZES[axis] for axis in axes))
     item_N, interval_N, low_N, high_N, *more = (
         column.reshape(-1).to(chains.claim_I.device)

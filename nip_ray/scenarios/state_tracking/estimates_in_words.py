@@ -1,9 +1,9 @@
 """Prover and estimator between language models, in words; see `nip_ray.scenarios.state_tracking.estimates`.
 
 Decisions that matter here:
-- what a dialogue has come to is read off by the very function that networks are played with (`replay`), of one row;
-- a chat is one message out of the words of `nip_ray.scenarios.state_tracking.items` and a few more. Prover and
-  estimator are shown where the ends of a claim lead, so that every estimate is a comparison of words.
+- the state of a dialogue is computed by the same function as for networks (`replay`), with one row;
+- a chat is one message of the words of `nip_ray.scenarios.state_tracking.items` and a few more. Prover and estimator
+  see where the ends of a claim lead, so that every estimate is a comparison of words.
 """
 
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ from nip_ray.seeding import stable_seed
 
 _PAIRS = tuple(f"{WORDS[one]} {WORDS[two]}" for one, two in PAIRS)
 _REPLIES = (STATES, _PAIRS, tuple(f"{HALVES[half]} {STATES[end]}" for half, end in POINTS))
-"""Replies of a round that splits, that estimates, and that points; the place of one is its symbol."""
+"""Replies of a round that splits, estimates, or points; the index of a reply is its symbol."""
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatesInWords(LanguageScenario):
-    """The scenario under prover_estimator; `build_language_state_tracking` makes it."""
+    """The scenario under prover_estimator, made by `build_language_state_tracking`."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Those of chains, and what is said of estimates."""
+        """The words of chains and of estimates."""
         return (
             *words_of_chains(self.settings.length),
             *WORDS,
@@ -68,7 +68,7 @@ class EstimatesInWords(LanguageScenario):
         return self._chats(chains, agent, replay(chains, *_said(dialogue))[0])[0]
 
     def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
-        """Every reply that `agent` may give in the round about to be played."""
+        """Every possible reply of `agent` in the next round."""
         return VERDICTS if agent == self.protocol.verifier else _REPLIES[len(dialogue.rounds) % 3]
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -88,8 +88,8 @@ class EstimatesInWords(LanguageScenario):
         return random.choice(self.choices(dialogue, agent))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A turn of `agent` in a dialogue in which the prover splits with the state that is reached, of a false claim
-        as often any, and points anywhere; the estimator says the truth, and the verifier the item's label."""
+        """A turn of `agent` in a dialogue in which the prover splits with the reached state, or half of the time for a
+        false claim with any, and points anywhere; the estimator is right, and the verifier gives the item's label."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
@@ -106,8 +106,7 @@ class EstimatesInWords(LanguageScenario):
 
     def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
         """`worst_case/soundness`, of rejecting the false claims of `items` against every prover, and
-        `worst_case/completeness`, of accepting the true ones against every estimator with a prover that tells the
-        truth."""
+        `worst_case/completeness`, of accepting the true ones against every estimator with a truthful prover."""
         if {item.y for item in items} != {0, 1}:
             return {}
         false, true = (chains_of([item for item in items if item.y == y]) for y in (0, 1))
@@ -121,7 +120,7 @@ class EstimatesInWords(LanguageScenario):
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
 
     def _asks(self, probabilities: Probabilities, chains: Chains, agent: str, replies: Sequence[str]) -> Asked:
-        """See `Asked`. A reply that is none counts as the first, and a verifier without a verdict is wrong."""
+        """See `Asked`. An unusable reply counts as the first, and a verifier without a verdict is wrong."""
 
         def asked(at: Claims) -> torch.Tensor:
             chats = self._chats(chains, agent, at)
@@ -181,7 +180,7 @@ def _message(claim: dict[str, int], decides: bool) -> Chat:
 
 @lru_cache(maxsize=4096)
 def _symbols(said: tuple[str, ...]) -> tuple[int, ...]:
-    """The symbols of what was said in these rounds, -1 for no usable reply."""
+    """The symbols of the messages in these rounds, -1 for no usable reply."""
     return tuple(_REPLIES[r % 3].index(text) if text else -1 for r, text in enumerate(said))
 
 

@@ -1,4 +1,4 @@
-"""Chains as items of language agents, and the words in which they are told."""
+"""Chains as items of language agents, and their words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,12 @@ HALVES = ("left", "right")
 VERDICTS = DECISIONS[:2]
 MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
 _KEYS = ("states", "claim", "true", "needed", "move", "start", "moves", "committed", "pass")
-_PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
+_PLACES = 16  # minimum for models, so that one trained on shorter chains can continue with longer ones
 
 
 @dataclass(frozen=True)
 class ChainItem:
-    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else
-    0."""
+    """A chain and its claimed end. states: the true ones, at the places 0 to n. y: 1 for a true claim, else 0."""
 
     id: int
     moves: tuple[int, ...]
@@ -69,7 +68,7 @@ def chains_of(items: Sequence[ChainItem]) -> Chains:
 
 
 def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str, list[ChainItem]]:
-    """The chains of `seed` by split. Raises UserError where there are not so many."""
+    """The chains of `seed` by split. Raises UserError if there are not enough."""
     chains = draw_chains(settings, seed)
     rows = zip(*(x.tolist() for x in (chains.move_IT, chains.state_IP, chains.claim_I, chains.label_I)))
     items = [
@@ -80,7 +79,7 @@ def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str,
 
 
 def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
-    """An item from its record. Raises UserError for a chain that does not lead where its states say."""
+    """An item from its record. Raises UserError if the moves do not lead to its states."""
     item = ChainItem(record["id"], tuple(record["moves"]), tuple(record["states"]), record["claim"], record["y"])
     steps = zip(item.moves, item.states, item.states[1:], strict=False)
     if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(
@@ -93,8 +92,7 @@ def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
 def reply_shares(
     probabilities: Probabilities, agent: str, chats: Sequence[Chat], replies: Sequence[str], attempts: int
 ) -> tuple[Tensor, Tensor]:
-    """((N, replies) how probably each is the reply that is used, (N, 1) that none is), float64; equal chats are asked
-    about once."""
+    """((N, replies) the probability of each reply, (N, 1) of none), float64; equal chats are queried once."""
     number: dict[str, int] = {}
     place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
     different = [[{"role": "user", "content": content}] for content in number]

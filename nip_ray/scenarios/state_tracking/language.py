@@ -1,16 +1,15 @@
 """State tracking between language models: the same chains, protocols and worst case as between networks, in words.
 
 Decisions that matter here:
-- a chat is one message: of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state,
-  place and move, so that a model of fifty thousand parameters can read it; or in English, without the true states, for
+- a chat is one message: a few words from a closed list (`StateTrackingInWords.words`), with a word for each state,
+  place and move, which a model of fifty thousand parameters can learn; or English without the true states, for
   pretrained models. A reply is a word (of a whole chain, a word for each state);
-- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`):
-  the states committed at its ends, how many moves it has, and the true state in its middle, which provers know (who
-  commits is also shown the one from which the claim would follow, and told once it stands by a lie: a lie has to be
-  prepared); for the verifier one move and two states. Not where in the chain it is: nothing depends on it, and what was
-  learned on shorter chains then holds for longer ones;
-- what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first
-  choice.
+- under bisection a chat has only what is in dispute (see `nip_ray.scenarios.state_tracking.scenario`): the states
+  committed at its ends, its number of moves, and the true state in its middle, which provers know (the committing one
+  also sees the state from which the claim would follow, and whether it has lied, since a lie needs preparation); for
+  the verifier one move and two states. The place in the chain is left out: nothing depends on it, and agents trained on
+  shorter chains then generalise to longer ones;
+- legal replies are a list (`choices`): all else is invalid. A turn without a usable reply counts as the first choice.
 """
 
 from collections.abc import Sequence
@@ -54,7 +53,7 @@ from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 @dataclass(frozen=True, eq=False)
 class StateTrackingInWords(LanguageScenario):
-    """The scenario; `build_language_state_tracking` makes it."""
+    """The scenario, made by `build_language_state_tracking`."""
 
     settings: LanguageStateTrackingSettings
     seats: Seats
@@ -91,8 +90,7 @@ class StateTrackingInWords(LanguageScenario):
         return self._overview(item, at, committed if self.seats.pointer is None else None, asks)
 
     def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
-        """Every word that `agent` may say in the round about to be played (of a chain of states: at each of its
-        places)."""
+        """Every legal word of `agent` in the next round (for a chain of states: at each of its places)."""
         r, rules = len(dialogue.rounds), rulebook(self.protocol)
         if agent == self.seats.committer:
             return STATES
@@ -105,7 +103,7 @@ class StateTrackingInWords(LanguageScenario):
         return (*(points if agent == self.seats.pointer else ("pass",)), *verdicts)
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """As `choices` says. Raises InvalidReply for anything else."""
+        """By `choices`. Raises InvalidReply for anything else."""
         said, choices = reply.split(), self.choices(dialogue, agent)
         length = self._reply_words(agent)
         if len(said) != length or not set(said) <= set(choices):
@@ -126,9 +124,10 @@ class StateTrackingInWords(LanguageScenario):
         return " ".join(random.choice(choices) for _ in range(self._reply_words(agent)))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A random turn of `agent` where all points and halves are random. Who commits says the true states; about a
-        false claim as often those that lead to it, and at times any. The verifier says the item's label in its last
-        turn; so that this is about the move which it is shown, the halves before are those with the lie."""
+        """A random turn of `agent` in a dialogue with random points and halves. The committing agent names the true
+        states; for a false claim half of the time those that lead to it, and occasionally any. The verifier gives the
+        item's label in its last turn; the earlier halves are those with the lie, so that the label matches the move it
+        sees."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         ends = rules.rounds_of(self.protocol.verifier or agent, dialogue.seed)[-1]
@@ -173,7 +172,7 @@ class StateTrackingInWords(LanguageScenario):
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
 
     def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
-        """(I, n): how probably the verifier asks for each move."""
+        """(I, n): the probability that the verifier asks for each move."""
         chats = [self._overview(item, None, None, asks=True) for item in items]
         given = probabilities(self.protocol.verifier or "", chats, tuple(map(str, range(self.settings.length))))
         asked_IT = torch.as_tensor(given, dtype=torch.float64)
@@ -187,10 +186,9 @@ class StateTrackingInWords(LanguageScenario):
         replies: Sequence[str],
         at: Positions,
     ) -> Tensor:
-        """See `Chances`; equal chats, such as those of one move, are asked about once. Of two replies: the chance of
-        the second.
+        """See `Chances`; equal chats, such as those of one move, are queried once. Of two replies: that of the second.
 
-        What is given to no choice is asked again and at last counts as the first (see `choices`); a verifier without a
+        Replies outside the choices are retried and finally count as the first (see `choices`); a verifier without a
         verdict is wrong.
         """
         about_true = bool(items[0].y)
@@ -289,7 +287,7 @@ class StateTrackingInWords(LanguageScenario):
 
 
 def _dispute(dialogue: Dialogue) -> Dispute:
-    """The interval that is left of a bisection."""
+    """The remaining interval of a bisection."""
     item = dialogue.item
     at = Dispute(0, len(item.moves), item.states[0], item.claim)
     for r, turns in enumerate(dialogue.rounds):
@@ -306,8 +304,8 @@ def _said_by(dialogue: Dialogue, agent: str | None) -> list[str]:
 
 
 def _known(item: ChainItem, with_claimed: bool) -> list[str]:
-    """Places with their true states and, for who commits, the states from which the claim would follow (the true ones
-    of a true claim)."""
+    """Places with their true states and, for the committing agent, the states from which the claim would follow (the
+    true ones of a true claim)."""
     chains = zip(item.states, _claimed(item), strict=True) if with_claimed else zip(item.states, strict=True)
     return [
         "states",
@@ -321,13 +319,13 @@ def _claimed(item: ChainItem) -> tuple[int, ...]:
 
 
 def _needed(item: ChainItem, at: Dispute) -> int:
-    """The state in the middle from which the one committed at the upper end follows."""
+    """The state in the middle that leads to the one committed at the upper end."""
     return _leading_to(at.high_state, item.moves[at.halfway : at.high])[0]
 
 
 @lru_cache(maxsize=4096)
 def _leading_to(state: int, moves: tuple[int, ...]) -> tuple[int, ...]:
-    """The states, one more than moves, of which the last is `state`."""
+    """The states, one more than moves, that end in `state`."""
     states = [state]
     for move in reversed(moves):
         states.append(GENERATORS[move].index(states[-1]))
@@ -343,6 +341,6 @@ def _message(words: Sequence[str]) -> Chat:
 
 
 def build_language_state_tracking(protocol: Protocol, settings: Any) -> LanguageScenario:
-    """The scenario of `settings`. Raises UserError for a protocol under which it is not played."""
+    """The scenario of `settings`. Raises UserError for an unsupported protocol."""
     seats = seats_of(protocol, settings)
     return EstimatesInWords(protocol, settings) if seats.estimator else StateTrackingInWords(protocol, settings, seats)

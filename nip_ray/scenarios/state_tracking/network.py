@@ -1,5 +1,4 @@
-"""The network of one agent: a transformer over tokens that each name a state or a move, a place, and what is known of
-it there."""
+"""The network of one agent: a transformer over tokens that each name a state or a move, a place, and a role."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -18,19 +17,18 @@ from nip_ray.settings.state_tracking import StateAgentSettings
 
 Says = Literal["state", "half", "move", "part", "pair"] | None
 NOTHING = NUM_STATES + len(GENERATORS)
-"""The token of what has not been said yet; states come first, then moves."""
+"""The token of a missing entry; states come first, then moves."""
 TRUTH, COMMITTED, MOVE, LOW, HIGH, MIDDLE, DISPUTED = range(7)
-"""What a token is: the true state at a place, a committed one, a move of the chain, an end of the interval in dispute,
-its middle, the move that is left of it."""
+"""Roles of tokens: the true state at a place, a committed one, a move of the chain, an end of the interval in dispute,
+its middle, the remaining move."""
 REACHED, NEEDED, FOLLOWS, STATED, LEFT, RIGHT, ROOT, OVER, CONTRADICTED = range(7, 16)
-"""With an estimator also: the state half way to which the low end leads, the one that leads to the high end, the state
+"""Roles with an estimator: the state half way to which the low end leads, the one that leads to the high end, the state
 to which the middle leads; the estimates of the claim and of its parts; and the rest of
 `nip_ray.scenarios.state_tracking.estimates.Claims`."""
 
 
 class ChainBody(nn.Module):
-    """Sums the embeddings of what each token is, then attends. The same sizes for every agent, so that bodies can be
-    handed over."""
+    """Sums the embeddings of each token, then attends. Same sizes for every agent, so bodies can be transferred."""
 
     def __init__(self, settings: StateAgentSettings, length: int, role_L: Tensor) -> None:
         super().__init__()
@@ -58,11 +56,11 @@ class ChainBody(nn.Module):
 
 
 class StateAgent(nn.Module):
-    """Policy and value over one body. `random` agents answer with constant zero logits and have nothing to train.
+    """Policy and value over one body. `random` agents return constant zero logits and have nothing to train.
 
-    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (which of
-    `slots`), `pair` (estimates of both parts), `part` (a state while the slot holds none, then one of both parts with
-    the state in which it ends), or nothing (None). The other factors of its messages are not in play.
+    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (one of `slots`),
+    `pair` (estimates of both parts), `part` (a state while the slot holds none, then one of both parts with the state
+    in which it ends), or nothing (None). The other factors of its messages are not in play.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class StateAgent(nn.Module):
         decides: bool,
         told: int = 0,
     ) -> None:
-        """shape: message factors and symbols of a turn. told: features of what it is told of the episode's role."""
+        """shape: message factors and symbols of a turn. told: number of features of the known role of the episode."""
         super().__init__()
         self.settings, self.says, self.shape = settings, says, shape
         self.body_ = ChainBody(settings, length, role_L)
@@ -91,7 +89,7 @@ class StateAgent(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted."""
+        """The action distribution and the value (N,) of N turns, each only if requested."""
         hidden_NLD = self.body_(obs["token"], obs["place"], None if self.told is None else self.told(obs["told"]))
         mean_ND = hidden_NLD.mean(1)
         policy = value = None
@@ -107,7 +105,7 @@ class StateAgent(nn.Module):
         return policy, value
 
     def _message(self, hidden_NLD: Tensor, token_NL: Tensor) -> Tensor:
-        """(N, F, S), symbols that mean nothing forbidden, factors that are never in play 0."""
+        """(N, F, S), invalid symbols forbidden, factors that are never in play 0."""
         factors, symbols = self.shape
         if self.message_head is None:
             return hidden_NLD.new_zeros(len(hidden_NLD), factors, symbols)

@@ -1,16 +1,14 @@
 """State tracking as tensors: messages are symbols (a state, a half, or the number of a move), observations are tokens.
 
 Decisions that matter here:
-- under bisection a turn sees the interval in dispute with its two committed states and nothing older: positions are
-  few, so the worst case over all lies is exact (`exact_figures`);
-- under nip, adp and debate the prover's first message commits to all states between start and claim. It is not told
-  what the verifier asks, so a question asked before binds it as well. Whoever points names a move; the latest one named
-  is shown to the verifier with the two committed states around it. Where nobody points (adp) it reads them all;
-- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true
-  states;
-- with an estimator see `nip_ray.scenarios.state_tracking.estimates`. Prover and estimator are shown where the ends of a
-  claim lead, the verifier the move that is left and what was made of the estimates; nobody is told where in the chain
-  it is.
+- under bisection a turn sees only the interval in dispute with its two committed states: positions are few, so the
+  worst case over all lies is exact (`exact_figures`);
+- under nip, adp and debate the prover's first message commits to all states between start and claim. It does not see
+  the verifier's questions, so an earlier question binds it too. The pointing agent names a move; the verifier sees the
+  latest one with the two committed states around it. Without a pointing agent (adp) it reads them all;
+- the verifier sees the moves of the chain, or under bisection the remaining one. Provers see the true states;
+- with an estimator see `nip_ray.scenarios.state_tracking.estimates`. Prover and estimator see where the ends of a claim
+  lead, the verifier the remaining move and the results of the estimates; no agent sees the place in the chain.
 """
 
 from collections.abc import Mapping
@@ -67,15 +65,14 @@ ROLES = (
     (LOW, HIGH, MIDDLE, REACHED, NEEDED, FOLLOWS, STATED, LEFT, RIGHT),
     (LOW, HIGH, DISPUTED, STATED, ROOT, OVER, CONTRADICTED),
 )
-"""What prover and estimator see, and what the verifier sees."""
-_ROWS = 4096  # positions that networks are asked about at once
+"""Tokens of prover and estimator, and of the verifier."""
+_ROWS = 4096  # positions per call of a network
 
 
 @dataclass(frozen=True)
 class Said:
-    """What N dialogues have come to. low_N, high_N: the places in dispute (0 and 0 before anybody pointed at a move).
-    low_state_N, high_state_N, middle_N: the states committed there, -1 for none. committed_NP: all committed states, -1
-    for none."""
+    """The state of N dialogues. low_N, high_N: the places in dispute (0 and 0 before a move is named). low_state_N,
+    high_state_N, middle_N: the states committed there, -1 for none. committed_NP: all committed states, -1 for none."""
 
     low_N: Tensor
     high_N: Tensor
@@ -86,7 +83,7 @@ class Said:
 
 
 def spoken(said: Dialogue) -> Tensor:
-    """(N, R): the symbol of each round in which one agent speaks, -1 where nothing was said."""
+    """(N, R): the symbol of each round in which one agent speaks, -1 for none."""
     return said.main.amax((2, 3, 4))
 
 
@@ -123,7 +120,7 @@ class StateTracking(Scenario):
         }
 
     def occurring(self) -> Tensor:
-        """Counted by start and moves, whatever is claimed."""
+        """Counted by start and moves, for any claim."""
         contents = self.chains.contents()
         trained = set(contents[: self.settings.num_train])
         return torch.tensor([content in trained for content in contents[self.settings.num_train :]])
@@ -147,7 +144,7 @@ class StateTracking(Scenario):
         return {**masks, **obs}
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
-        """States, halves or numbers of moves, as `agent` says them; the rest of the alphabet is another's."""
+        """States, halves or numbers of moves, by the kind of `agent`; the rest of the alphabet is for others."""
         says, slots, _ = self._voice(agent)
         if says is None:
             return None
@@ -166,7 +163,7 @@ class StateTracking(Scenario):
             return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, decides, told)
 
     def _voice(self, agent: str) -> tuple[Says, Tensor, Tensor]:
-        """What `agent` says, at which tokens it is read off, and what all its tokens are; see `StateAgent`."""
+        """The kind of symbols of `agent`, their tokens, and the roles of all its tokens; see `StateAgent`."""
         if self.walks is not None:
             role_L = torch.tensor(ROLES[agent == self.protocol.verifier])
             says: Says = {self.seats.committer: "part", self.seats.estimator: "pair"}.get(agent)  # type: ignore[assignment]
@@ -192,8 +189,8 @@ class StateTracking(Scenario):
     @torch.no_grad()
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """Under bisection, prover_estimator, and nip with one question: soundness against every lie and completeness
-        against every opponent (with an estimator: against every estimator, with a prover that tells the truth), of the
-        sampled policies on the first `num_exact` held-out chains."""
+        against every opponent (with an estimator: against every estimator, with a truthful prover), of the sampled
+        policies on the first `num_exact` held-out chains."""
         protocol, seats, id_I = self.protocol, self.seats, self.ids("test")[: self.settings.num_exact]
         false_I, true_I = (id_I[self.label_I[id_I] == label] for label in (0, 1))
         if not (seats.bisects or one_question_is_asked(protocol)) or not len(false_I) or not len(true_I):
@@ -219,7 +216,7 @@ class StateTracking(Scenario):
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
 
     def _chances(self, network: nn.Module, agent: str, id_I: Tensor, at: Positions) -> Tensor:
-        """What `network` does at positions of the chains `id_I`; see `Chances`."""
+        """The probabilities of `network` at positions of the chains `id_I`; see `Chances`."""
         id_N = id_I[at.item_N]
         now = Said(at.low_N, at.high_N, at.low_state_N, at.high_state_N, at.middle_N, self._ends(id_N))
         final = agent == self.protocol.verifier and bool((at.high_N - at.low_N == 1).all())
@@ -229,14 +226,14 @@ class StateTracking(Scenario):
         return policy[0][:, :NUM_STATES] if agent == self.seats.committer else policy[0][:, 1]
 
     def _questions(self, verifier: nn.Module, id_I: Tensor) -> Tensor:
-        """(I, n): how probably the verifier asks for each move."""
+        """(I, n): the probability that the verifier asks for each move."""
         nowhere_I, nothing_I = torch.zeros_like(id_I), torch.full_like(id_I, -1)
         now = Said(nowhere_I, nowhere_I, nothing_I, nothing_I, nothing_I, self._ends(id_I))
         agent = self.protocol.verifier or ""
         return self._asked(verifier, agent, self._tokens(agent, id_I, now))[0][:, : self.settings.length]
 
     def _asks(self, networks: Mapping[str, nn.Module], agent: str, id_I: Tensor) -> Asked:
-        """What the estimator or the verifier does at claims about the chains `id_I`; see `Asked`."""
+        """The probabilities of the estimator or the verifier at claims about the chains `id_I`; see `Asked`."""
 
         def asked(at: Claims) -> Tensor:
             said_NS, decided_N3 = self._asked(
@@ -247,8 +244,8 @@ class StateTracking(Scenario):
         return asked
 
     def _asked(self, network: nn.Module, agent: str, tokens: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Probabilities (N, S) of the first symbol that `agent` says and (N, 3) of its decisions (of none: empty).
-        Equal observations, such as those of one move, are looked at once."""
+        """Probabilities (N, S) of the first symbol of `agent` and (N, 3) of its decisions (without any: empty). Equal
+        observations, such as those of one move, are evaluated once."""
         width = tokens["token"].shape[1]
         seen_UX, place_N = torch.unique(torch.cat([tokens["token"], tokens["place"]], 1), dim=0, return_inverse=True)
         said, decided = [], []
@@ -261,8 +258,7 @@ class StateTracking(Scenario):
         return torch.cat(said)[place_N], torch.cat(decided)[place_N]
 
     def _layout(self, agent: str) -> list[tuple[int, str, int]]:
-        """What `agent` sees: (what a token is, where it comes from, its place); a place of -1 is part of what was
-        said."""
+        """The tokens of `agent`: (role, source, place); a place of -1 is part of the dialogue."""
         places, verifier = range(self.settings.length + 1), agent == self.protocol.verifier
         made: list[tuple[int, str, int]] = []
         if not verifier:
@@ -295,7 +291,7 @@ class StateTracking(Scenario):
             "middle": now.middle_N,
             "disputed": disputed_N,
         }
-        blind = self.seats.bisects and agent == self.protocol.verifier  # it knows nothing of places
+        blind = self.seats.bisects and agent == self.protocol.verifier  # it does not see places
         places = {"low": now.low_N, "high": now.high_N, "middle": (now.low_N + now.high_N) // 2, "disputed": now.low_N}
         layout = self._layout(agent)
         token_NL = torch.stack([sources[source] if p < 0 else sources[source][:, p] for _, source, p in layout], 1)
@@ -330,7 +326,7 @@ class StateTracking(Scenario):
         return {"token": torch.where(token_NL < 0, NOTHING, token_NL), "place": torch.zeros_like(token_NL)}
 
     def _bisected(self, id_N: Tensor, said: Dialogue, round_N: Tensor) -> Said:
-        """The interval that is left before `round_N`."""
+        """The remaining interval before `round_N`."""
         committed_NR, chosen_NR = self._by(self.seats.committer, said), self._by(self.seats.pointer, said)
         low_N, high_N = torch.zeros_like(id_N), torch.full_like(id_N, self.settings.length)
         low_state_N, high_state_N = self.chains.state_IP[id_N, 0], self.chains.claim_I[id_N]
@@ -348,7 +344,7 @@ class StateTracking(Scenario):
         return Said(low_N, high_N, low_state_N, high_state_N, torch.where(just_N, middle_N, -1), self._ends(id_N))
 
     def _pointed_at(self, id_N: Tensor, said: Dialogue) -> Said:
-        """The committed chain, and the move of it that was pointed at last."""
+        """The committed chain, and the move of it that was named last."""
         n, rows = self.settings.length, torch.arange(len(id_N), device=id_N.device)
         nowhere_N, nothing_N = torch.zeros_like(id_N), torch.full_like(id_N, -1)
         committed_NP = self._ends(id_N)
@@ -367,7 +363,7 @@ class StateTracking(Scenario):
         return Said(move_N * shown_N, (move_N + 1) * shown_N, low_state_N, high_state_N, nothing_N, committed_NP)
 
     def _ends(self, id_N: Tensor) -> Tensor:
-        """(N, P): start and claim, to which everyone is bound, and -1 between them."""
+        """(N, P): start and claim, which bind all agents, and -1 between them."""
         committed_NP = torch.full((len(id_N), self.settings.length + 1), -1, device=id_N.device)
         committed_NP[:, 0], committed_NP[:, -1] = self.chains.state_IP[id_N, 0], self.chains.claim_I[id_N]
         return committed_NP
@@ -378,6 +374,5 @@ class StateTracking(Scenario):
 
 
 def build_state_tracking(protocol: Protocol, settings: Any) -> StateTracking:
-    """The scenario of `settings` (StateTrackingSettings). Raises UserError for a protocol under which it is not
-    played."""
+    """The scenario of `settings` (StateTrackingSettings). Raises UserError for an unsupported protocol."""
     return StateTracking(protocol, settings, agents_of(protocol, settings.agents, StateAgentSettings))

@@ -1,4 +1,4 @@
-"""Who does what under each protocol: one commits to states, one points (at a half, or at a move), the verifier sees
+"""The seats under each protocol: one agent commits to states, one points (at a half, or at a move), the verifier sees
 what is pointed at."""
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 @dataclass(frozen=True)
 class Seats:
-    """committer: who commits to states, the middle one of an interval under bisection, else all of the chain in its
-    first message; None where the verifier is alone. pointer: who keeps a half or names a move, None where nobody does.
-    bisects: see `committer`. estimator: who then says how likely both halves are, None where nobody does."""
+    """committer: commits to states, the middle one of an interval under bisection, else all of the chain in its first
+    message; None if the verifier is alone. pointer: keeps a half or names a move, or None. bisects: see `committer`.
+    estimator: then estimates the probability of both halves, or None."""
 
     committer: str | None
     pointer: str | None
@@ -21,8 +21,7 @@ class Seats:
 
 
 def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
-    """Who does what under `protocol`. Raises UserError for one under which chains are not argued about, or of another
-    length."""
+    """The seats under `protocol`. Raises UserError for an unsupported one, or one of another length."""
     for fault in chain_faults(settings, protocol.name, protocol.max_rounds):
         raise UserError(fault)
     if not protocol.provers:
@@ -37,5 +36,5 @@ def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
 
 
 def one_question_is_asked(protocol: Protocol) -> bool:
-    """Whether the verifier asks once and then decides, in every dialogue."""
+    """True if the verifier asks once and then decides, in every dialogue."""
     return protocol.name == "nip" and protocol.verifier_turns == 2 and protocol.min_rounds == protocol.max_rounds

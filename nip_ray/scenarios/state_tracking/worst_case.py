@@ -1,13 +1,13 @@
-"""What a verifier accepts at worst: exact, by backward induction over all that a prover or an opponent can say of a
-chain.
+"""The exact worst case of a verifier, by backward induction over all possible messages of a prover or an opponent about
+a chain.
 
 Decisions that matter here:
-- whoever moves is given as a function from many positions to probabilities at once, so that networks and language
-  models are asked in few calls; a position is all that they may look at (an interval, its two committed states, the
-  middle), so it determines the rest;
-- only positions that can be reached are asked about: the first state of a chain and its claim are given. They are some
-  1,200 a chain of 16 moves, where there are 5^15 chains of committed states;
-- shares that a function leaves over (a verifier that stays undecided) count as not accepted.
+- an agent is a function from many positions to probabilities at once, so that networks and language models are queried
+  in few calls; a position contains everything they may see (an interval, its two committed states, the middle), so it
+  determines the rest;
+- only reachable positions are queried: the first state of a chain and its claim are given. There are some 1,200 for a
+  chain of 16 moves, against 5^15 chains of committed states;
+- remaining probability (a verifier that stays undecided) counts as not accepted.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from nip_ray.scenarios.state_tracking.chains import NUM_STATES, Chains
 @dataclass(frozen=True)
 class Positions:
     """N positions of a bisection. item_N: the row of the chain. low_N, high_N: the places in dispute. low_state_N,
-    high_state_N: the states committed there. middle_N: the state committed half way (-1 where that is still to come, or
-    where one move is left)."""
+    high_state_N: the states committed there. middle_N: the state committed half way (-1 if still to come, or if one
+    move is left)."""
 
     item_N: Tensor
     low_N: Tensor
@@ -34,13 +34,12 @@ class Positions:
 
 
 Chances = Callable[[Positions], Tensor]
-"""Probabilities at N positions: (N,) of keeping the right half or of accepting, (N, 5) of the states that may be
-committed to."""
+"""Probabilities at N positions: (N,) of keeping the right half or of accepting, (N, 5) of committing to each state."""
 
 
 def worst_acceptance(chains: Chains, keeps_right: Chances, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably each claim is accepted when all commitments are those that serve it best (for false
-    claims: the soundness error against every lie). keeps_right: whoever chooses the half. accepts: the verifier, of one
+    """(I,) float64: the probability that each claim is accepted under the best commitments for it (for false claims:
+    the soundness error against every lie). keeps_right: the agent that chooses the half. accepts: the verifier, of one
     move and two states."""
 
     def best_commitment(width: int, left: Tensor, right: Tensor) -> Tensor:
@@ -51,8 +50,8 @@ def worst_acceptance(chains: Chains, keeps_right: Chances, accepts: Chances) -> 
 
 
 def least_acceptance(chains: Chains, commits: Chances | None, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably each claim is accepted when all halves are kept that hurt it most (for true claims:
-    the completeness against every opponent). commits: the prover, None for one that always commits to the true
+    """(I,) float64: the probability that each claim is accepted under the worst choices of halves for it (for true
+    claims: the completeness against every opponent). commits: the prover, None for one that always commits to the true
     states."""
 
     def worst_half(width: int, left: Tensor, right: Tensor) -> Tensor:
@@ -66,8 +65,8 @@ def least_acceptance(chains: Chains, commits: Chances | None, accepts: Chances) 
 
 
 def worst_acceptance_of_chain(chains: Chains, question_IT: Tensor, accepts: Chances) -> Tensor:
-    """(I,) float64: as `worst_acceptance` where the prover commits to a whole chain of states, unaware of the question,
-    and the verifier then sees one move of it. question_IT: (I, n), how probably it looks at each move."""
+    """(I,) float64: like `worst_acceptance` if the prover commits to a whole chain of states, unaware of the question,
+    and the verifier then sees one move of it. question_IT: (I, n), the probability of each move."""
     gain = question_IT.double()[:, :, None, None] * _leaves(chains, accepts)
     reached_IB = torch.full((len(gain), NUM_STATES), -torch.inf, dtype=torch.float64)
     reached_IB.scatter_(1, chains.state_IP[:, :1].cpu(), 0.0)
@@ -77,7 +76,7 @@ def worst_acceptance_of_chain(chains: Chains, question_IT: Tensor, accepts: Chan
 
 
 def acceptance_of_truth(chains: Chains, question_IT: Tensor, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably true claims are accepted where the prover commits to the true chain; see
+    """(I,) float64: the probability that true claims are accepted if the prover commits to the true chain; see
     `worst_acceptance_of_chain`."""
     leaf_ITAB = _leaves(chains, accepts)
     item_I1, step_1T = torch.arange(len(leaf_ITAB))[:, None], torch.arange(chains.length)[None]
@@ -86,8 +85,7 @@ def acceptance_of_truth(chains: Chains, question_IT: Tensor, accepts: Chances) -
 
 
 def truthful(chains: Chains) -> Chances:
-    """The best opponent of lies: it keeps the right half where the committed middle is the true state, else the left
-    half."""
+    """The best opponent of lies keeps the right half if the committed middle is the true state, else the left half."""
 
     def keeps_right(at: Positions) -> Tensor:
         return (chains.state_IP[at.item_N, (at.low_N + at.high_N) // 2] == at.middle_N).double()
@@ -112,9 +110,9 @@ def _leaves(chains: Chains, accepts: Chances) -> Tensor:
 
 
 def _ask(chains: Chains, width: int, chances: Chances, with_middle: bool) -> Tensor:
-    """float64, 0 at what cannot be reached: `chances` at all intervals of `width` (J of them), with all states at their
-    ends and, if asked, in the middle: (I, J, A, B), (I, J, A, B, M), or (I, J, A, B, M) of a function that gives M
-    probabilities."""
+    """float64, 0 at unreachable positions: `chances` at all intervals of `width` (J of them), with all states at their
+    ends and, if requested, in the middle: (I, J, A, B), (I, J, A, B, M), or (I, J, A, B, M) of a function that returns
+    M probabilities."""
     count, intervals = len(chains.claim_I), chains.length // width
     shape = (count, intervals, NUM_STATES, NUM_STATES, *([NUM_STATES] if with_middle else []))
     start, claim = chains.state_IP[:, :1].cpu(), chains.claim_I[:, None].cpu()

@@ -1,12 +1,12 @@
 """A limit on spending, and limits on the rate of calls, for one process; `nip_ray.text.costs.shared` has both for many.
 
 Decisions that matter here:
-- what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain
-  + reserved never exceeds the limit, however many calls are in flight, as long as providers bill no more than the worst
-  case;
-- when only the reservations of calls stand in the way, `reserve` waits, first come first served, until they are
-  settled. What was spent and what is held for jobs leaves no room by waiting: then it raises at once;
-- an attempt that got no answer may have been billed: its worst case moves to `uncertain`, which counts as spent.
+- the maximum cost of a call or job is reserved before it is sent, and settled at its actual cost.
+  Spent + uncertain + reserved never exceeds the limit, however many calls are in flight, as long as providers bill no
+  more than the worst case;
+- if only reservations of calls are in the way, `reserve` waits, first come first served, until they are settled. If
+  money spent or held for jobs is in the way, it raises at once;
+- an attempt without an answer may have been billed: its worst case moves to `uncertain`, which counts as spent.
 """
 
 import asyncio
@@ -23,30 +23,29 @@ from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_u
 
 
 class Reservation:
-    """Money set aside for one call or job. Exactly one of `settle`, `lose` and `release` ends it; later ones do
-    nothing."""
+    """Money set aside for one call or job, until the first `settle`, `lose` or `release`; later ones do nothing."""
 
     def __init__(self, amount: Amount, close: Callable[[Amount, Spending], None]) -> None:
-        """close: takes what was set aside and what of it was spent."""
+        """close: takes the amount set aside and the spending."""
         self.amount = amount
         self._close: Callable[[Amount, Spending], None] | None = close
 
     def settle(self, spending: Spending) -> None:
-        """Book what it did cost and give the rest back."""
+        """Book the actual cost and give the rest back."""
         close, self._close = self._close, None
         if close is not None:
             close(self.amount, spending)
 
     def lose(self) -> None:
-        """There was no answer: it may have cost all that was set aside."""
+        """There was no answer: book the whole amount as uncertain."""
         self.settle(Spending(uncertain=self.amount))
 
     def release(self) -> None:
-        """It cost nothing."""
+        """There was no cost: give all of it back."""
         self.settle(Spending())
 
     def split(self, amounts: Iterable[Amount]) -> "list[Reservation]":
-        """A reservation for each of these amounts, whose sum is this one's, instead of it."""
+        """Replace this reservation by one for each of these amounts, which sum to it."""
         close, self._close = self._close, None
         if close is None:
             raise ValueError("the reservation is settled")
@@ -54,8 +53,7 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in
-    dollars."""
+    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: limited in dollars."""
 
     in_usd: bool
 
@@ -81,7 +79,7 @@ class Budget:
     """A limit on spending, for all threads and event loops of this process."""
 
     def __init__(self, settings: BudgetSettings | None = None, spent: Spending | None = None) -> None:
-        """settings: the limits (none: no limit, everything is counted all the same). spent: before, by the same run.
+        """settings: the limits (None: no limit, but everything is counted). spent: before, by the same run.
 
         Raises ValueError for a limit that is not positive.
         """
@@ -92,14 +90,14 @@ class Budget:
         self.in_usd = settings.usd is not None
         self._limit_pusd = pusd(settings.usd) if settings.usd is not None else None
         self._spent = sum_of([] if spent is None else [spent])
-        self._used = self._spent.at_most  # kept besides `_spent`, so that a reservation needs no sum over models
+        self._used = self._spent.at_most  # cached, so that a reservation needs no sum over models
         self._reserved = self._held = Amount()
         self._waiting: deque[tuple[Amount, Future[Reservation]]] = deque()
         self._lock = threading.Lock()
 
     @property
     def spending(self) -> Spending:
-        """A copy of what was spent so far."""
+        """A copy of the spending so far."""
         with self._lock:
             return sum_of([self._spent])
 
@@ -110,7 +108,7 @@ class Budget:
             return self._reserved
 
     async def reserve(self, amount: Amount) -> Reservation:
-        """Set `amount` aside, after those who asked before; waits while other reservations stand in the way.
+        """Set `amount` aside, in order of requests; wait while other reservations are in the way.
 
         Raises BudgetExhausted when spending has left too little.
         """
@@ -125,12 +123,12 @@ class Budget:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not future.cancel() and future.exception() is None:
-                future.result().release()  # it came in the moment in which nobody wanted it any more
-            self.settle(Amount(), Spending())  # those behind may continue
+                future.result().release()  # granted just when this was cancelled
+            self.settle(Amount(), Spending())  # serve the rest of the queue
             raise
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
-        """Set `amount` aside for jobs, which may take days: nobody waits for it to come back. Waits and raises as
+        """Set `amount` aside for jobs, which may take days: no caller waits for its return. Waits and raises as
         `reserve` does."""
         await self.reserve(amount)
         with self._lock:
@@ -139,14 +137,13 @@ class Budget:
         return Reservation(amount, self.let_go)
 
     def let_go(self, released: Amount, spending: Spending) -> None:
-        """`settle` for what was set aside by `reserve_for_jobs`."""
+        """`settle` for an amount from `reserve_for_jobs`."""
         with self._lock:
             self._held -= released
         self.settle(released, spending)
 
     def settle(self, released: Amount, spending: Spending) -> None:
-        """Give `released` back, which was set aside, and book what of it was spent; those who wait and can be served
-        now are."""
+        """Return the reserved amount `released`, book `spending`, and serve callers that can now be served."""
         with self._lock:
             self._reserved -= released
             self._spent.add(spending)
@@ -154,7 +151,7 @@ class Budget:
             self._serve()
 
     def book(self, spending: Spending) -> None:
-        """Book what was spent without a reservation (found in the records of an earlier process, say)."""
+        """Book spending without a reservation (such as from the records of an earlier process)."""
         self.settle(Amount(), spending)
 
     def _fits(self, reserved: Amount) -> bool:
@@ -167,7 +164,7 @@ class Budget:
         return Reservation(amount, self.settle)
 
     def _serve(self) -> None:
-        """Serve the queue from its head as far as there is room; refuse whom no settling can help."""
+        """Serve the queue from its head as far as there is room; refuse requests that no settling can help."""
         while self._waiting:
             amount, future = self._waiting[0]
             if future.cancelled():
@@ -184,7 +181,7 @@ class Budget:
                 return
 
     def _message(self, amount: Amount) -> str:
-        """used, held, asked and the least limit that would do, in the unit of the limit that is in the way."""
+        """The used, held and requested amounts and the smallest sufficient limit, in the unit of the binding limit."""
         parts = (self._used, self._held, amount, self._used + self._held + amount)
         limit = self._settings.tokens
         if limit is not None and parts[-1].tokens > limit:
@@ -200,16 +197,13 @@ class Budget:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------- Rate limits of calls: requests and tokens per minute, by token buckets.
 # How fast calls may go: requests and tokens per minute, kept by token buckets.
-#
-# - a bucket holds what comes in `BURST_S` seconds (at least one request), so that in no minute more than the limit and
-# one such burst
-# goes out; providers cut their minutes into slices of about that length. A call that needs more tokens than the bucket
-# can hold waits
-#   for it to be full and leaves a debt;
-# - first come, first served: whoever waits is not overtaken by a smaller call;
-# - a 429 is an order to all callers of a key: `pause` holds everyone back for as long as the provider asked.
+# - a bucket holds `BURST_S` seconds' worth (at least one request), so that no minute exceeds the limit by more than one
+#   such burst; providers divide their minutes into slices of about that length. A call that needs more tokens than the
+#   bucket holds waits for it to be full and leaves a debt;
+# - first come, first served: a smaller call does not overtake;
+# - a 429 applies to all callers of a key: `pause` holds everyone back for as long as the provider requested.
 
 BURST_S = 1.0
 
@@ -218,27 +212,26 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Throttle(Protocol):
-    """The gate before every attempt of a chat client: a `Limiter`, or a `SharedLimiter`."""
+    """The gate before every attempt of a chat client: a `Limiter` or a `SharedLimiter`."""
 
     async def acquire(self, tokens: int) -> None:
         """Wait until a call of about `tokens` tokens may go out."""
         ...
 
     def correct(self, estimated: int, used: int) -> None:
-        """A call for which `estimated` tokens were acquired used `used`."""
+        """Correct the bucket: a call for which `estimated` tokens were acquired used `used`."""
         ...
 
     def pause(self, seconds: float) -> None:
-        """Let nobody call for so long."""
+        """Block all calls for `seconds`."""
         ...
 
 
 class Bucket:
-    """One token bucket; pure, times are given. level: what may go out now; negative after a call that was larger than
-    the bucket."""
+    """One token bucket, without a clock. level: what may go out now; negative after a call larger than the bucket."""
 
     def __init__(self, per_minute: float | None, now: float) -> None:
-        """per_minute: how fast it fills (None: it is endless)."""
+        """per_minute: its fill rate (None: unlimited)."""
         self.rate = math.inf if per_minute is None else per_minute / 60
         self.capacity = max(1.0, self.rate * BURST_S)
         self.level, self._seen = self.capacity, now
@@ -253,13 +246,13 @@ class Bucket:
         return missing / self.rate if missing > 1e-9 * self.capacity else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount`; a negative one is put back."""
+        """Take `amount`; a negative amount is returned."""
         if not math.isinf(self.rate):
             self.level = min(self.capacity, self.level - amount)
 
 
 class Limiter:
-    """The limits of one key within one event loop, and the pauses that its provider asked for."""
+    """The limits of one key within one event loop, and the pauses that its provider requested."""
 
     def __init__(
         self,
@@ -268,7 +261,7 @@ class Limiter:
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """None: no such limit (pauses are kept all the same). clock, sleep: for tests."""
+        """None: no such limit (pauses still apply). clock, sleep: for tests."""
         self._clock, self._sleep = clock, sleep
         self._requests, self._tokens = Bucket(requests_per_minute, clock()), Bucket(tokens_per_minute, clock())
         self._paused_until = -math.inf
@@ -287,16 +280,16 @@ class Limiter:
         self._tokens.take(used - estimated)
 
     def pause(self, seconds: float) -> None:
-        """See `Throttle.pause`; a pause never ends earlier for a later, shorter one."""
+        """See `Throttle.pause`; a later, shorter pause never ends an earlier one."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        """Keep these limits too."""
+        """Apply these limits too."""
         if requests_per_minute is not None and requests_per_minute / 60 < self._requests.rate:
             self._requests = Bucket(requests_per_minute, self._clock())
         if tokens_per_minute is not None and tokens_per_minute / 60 < self._tokens.rate:
             self._tokens = Bucket(tokens_per_minute, self._clock())
 
     def _wait(self, tokens: int, now: float) -> float:
-        """Seconds until a call of so many tokens may go out."""
+        """Seconds until a call of `tokens` tokens may go out."""
         return max(self._paused_until - now, self._requests.wait(1.0, now), self._tokens.wait(tokens, now))

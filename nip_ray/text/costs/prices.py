@@ -1,14 +1,13 @@
-"""Costs of calls and jobs, in whole picodollars (1e-12 US dollars), and what was spent.
+"""Costs of calls and jobs, in whole picodollars (1e-12 US dollars), and spending.
 
 Decisions that matter here:
 - a price of p dollars per million tokens is p * 10^6 picodollars per token: whole for prices with up to six decimals
   (finer ones are rounded up), so that costs are integers and sums are exact in any order;
 - the worst case of a prompt is one token per byte of UTF-8: no tokenizer that falls back to bytes (those of all large
-  providers, and byte models) can need more. That is about four times what English text needs. Only what is set aside
-  depends on it, never what is booked: near its end a budget lets fewer calls fly at once, and leaves less than one such
-  worst case unspent;
-- of providers' discounts only that for cached prompts is modelled, where the table has its price: what is booked can be
-  more than the bill, never less.
+  providers, and byte models) can need more. English text needs about a quarter. Only reservations use it, never what is
+  booked: near its end a budget allows fewer concurrent calls, and leaves less than one worst case unspent;
+- the only discount modelled is that for cached prompts, where the table has its price: bookings may exceed the bill,
+  but never fall short.
 """
 
 import math
@@ -26,16 +25,15 @@ from nip_ray.settings.providers import PriceSettings, ProviderSettings
 PUSD_PER_USD = 10**12
 DEFAULT = "_default"
 BYTES_PER_TOKEN = 4
-"""Of English text, about. For estimates only."""
+"""Approximate, of English text. For estimates only."""
 OVERHEAD_TOKENS = 32
-"""Around each message and around the reply, at most: what chat templates put there."""
+"""Maximum around each message and around the reply, for chat templates."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of prompts that
-    the provider had cached (none: as `input`).
-    """
+    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of cached prompt
+    tokens (None: as `input`)."""
 
     input: int = 0
     output: int = 0
@@ -52,10 +50,10 @@ def price(settings: PriceSettings) -> Price:
 
 
 def price_of(prices: Mapping[str, PriceSettings], model: str) -> Price | None:
-    """The price of `model`, None when the table has none.
+    """The price of `model`, None if the table has none.
 
-    The longest entry that begins the model's name counts; for a fine-tuned model (`ft:BASE:ORGANISATION:SUFFIX:ID`)
-    that no entry begins, the longest that begins its base's name; then `_default`.
+    The longest entry that is a prefix of the model's name counts; for a fine-tuned model
+    (`ft:BASE:ORGANISATION:SUFFIX:ID`) without one, the longest that is a prefix of its base's name; then `_default`.
     """
     names = [model, *([model.split(":")[1]] if model.startswith("ft:") else [])]
     for name in names:
@@ -68,7 +66,7 @@ def price_of(prices: Mapping[str, PriceSettings], model: str) -> Price | None:
 class PriceList:
     """The prices of one provider, looked up once per model.
 
-    needed: a budget in dollars is set, which cannot be kept without prices.
+    needed: a budget in dollars is set, which needs prices.
     """
 
     def __init__(self, prices: Mapping[str, PriceSettings], needed: bool = False) -> None:
@@ -76,8 +74,8 @@ class PriceList:
         self._known: dict[str, Price] = {}
 
     def of(self, model: str) -> Price:
-        """The price of `model`. One that is not listed costs nothing, with a warning the first time; raises UserError
-        where `needed`."""
+        """The price of `model`. An unlisted model costs nothing, with a warning the first time, or raises UserError if
+        `needed`."""
         if model not in self._known:
             found = price_of(self._prices, model)
             if found is None and self._needed:
@@ -95,30 +93,28 @@ class PriceList:
 
 
 def price_list(provider: ProviderSettings, needed: bool = False) -> PriceList:
-    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is
-    set."""
+    """The prices of a provider's models; all zero without a price table. needed: a budget in dollars is set."""
     return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)
 
 
 def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:
-    """Picodollars of one call. cached_tokens: of those of the prompt."""
+    """Picodollars of one call. cached_tokens: part of the prompt's."""
     cached = price.input if price.cached is None else price.cached
     return price.input * (prompt_tokens - cached_tokens) + cached * cached_tokens + price.output * completion_tokens
 
 
 def worst_prompt_tokens(messages: Chat) -> int:
-    """The most tokens that `messages` can be: a token per byte of UTF-8, and the chat template around each message and
-    the reply."""
+    """The most tokens of `messages`: one per byte of UTF-8, plus the chat template of each message and the reply."""
     return _bytes(messages) + OVERHEAD_TOKENS * (len(messages) + 1)
 
 
 def estimated_prompt_tokens(messages: Chat) -> int:
-    """About how many tokens `messages` are, for rate limits."""
+    """Approximate tokens of `messages`, for rate limits."""
     return math.ceil(_bytes(messages) / BYTES_PER_TOKEN) + 4 * len(messages)
 
 
 def utf8_length(text: str) -> int:
-    """Bytes of `text` in UTF-8; lone surrogates, which have no such form, count as three."""
+    """Bytes of `text` in UTF-8; lone surrogates, which have none, count as three."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -128,13 +124,13 @@ def usd(pusd: int) -> float:
 
 
 def exact_usd(pusd: int) -> str:
-    """The same for messages, with all its digits, but at least two decimals: 0.00015 dollars are told as such."""
+    """The same for messages, with all digits, and at least two decimals."""
     whole, rest = divmod(pusd, PUSD_PER_USD)
     return f"{whole}.{f'{rest:012d}'.rstrip('0'):<02}"
 
 
 def pusd(usd: float) -> int:
-    """Dollars as picodollars, of the decimal number that was written: 0.1 is exactly 10^11."""
+    """Dollars as picodollars, exact for the written decimal number: 0.1 is 10^11."""
     return int(Decimal(repr(usd)) * PUSD_PER_USD)
 
 
@@ -146,8 +142,8 @@ def _bytes(messages: Chat) -> int:
     return sum(utf8_length(value) for message in messages for value in message.values())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What was spent: exact sums of calls, tokens and picodollars by model, and what of it is not certain.
+# ----------------------------------------------------------------------------------------------------------------------
+# Spending: exact sums of calls, tokens and picodollars by model, and the uncertain part.
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ NOTHING = Amount()
 
 
 def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
-    """The most that one attempt at a call with these messages and so many tokens of reply can cost."""
+    """The most that one attempt at a call with these messages and `max_tokens` tokens of reply can cost."""
     prompt = worst_prompt_tokens(messages)
     return Amount(max(call_cost(price, prompt, max_tokens, cached) for cached in (0, prompt)), prompt + max_tokens)
 
@@ -176,9 +172,8 @@ def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
 @dataclass
 class ModelSpending:
     """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two.
-    pusd: picodollars of all of them. answered_by: how many calls each model (with its fingerprint) answered, as the
-    provider names them.
-    """
+    pusd: picodollars of all. answered_by: model (with its fingerprint) as the provider names it -> number of calls it
+    answered."""
 
     calls: int = 0
     prompt: int = 0
@@ -197,8 +192,7 @@ class ModelSpending:
 
 @dataclass
 class Spending:
-    """Exact sums of spending. models: by name. uncertain: of attempts that got no answer and may have been billed; at
-    most."""
+    """Exact sums of spending. models: by name. uncertain: maximum for attempts with no answer, maybe billed."""
 
     models: dict[str, ModelSpending] = field(default_factory=dict)
     jobs: int = 0
@@ -211,7 +205,7 @@ class Spending:
 
     @classmethod
     def of_job(cls, model: str, tokens: int, cost_pusd: int) -> "Spending":
-        """One fine-tuning job. model: what it started from. tokens: trained on, over all epochs."""
+        """One fine-tuning job. model: its start model. tokens: trained on, over all epochs."""
         return cls({model: ModelSpending(training=tokens, pusd=cost_pusd)}, jobs=1)
 
     @property
@@ -259,36 +253,33 @@ class Spending:
 
 
 def sum_of(parts: Iterable[Spending]) -> Spending:
-    """All of these together."""
+    """The sum of all of these."""
     found = Spending()
     for part in parts:
         found.add(part)
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What can go wrong between us and a provider, beyond the two exceptions of `nip_ray.errors`.
-#
-# - an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not
-# guess: a call
-#   that was refused is known to be free, one that got no answer is not;
-# - exceptions have one argument, their message, so that they survive being sent between Ray workers.
+# ----------------------------------------------------------------------------------------------------------------------
+# Errors between a run and a provider, beyond the two exceptions of `nip_ray.errors`.
+# - an exception that ends a call may carry the possible cost of its lost attempts, so that the records of calls need
+#   not guess: a refused call is known to be free, one without an answer is not;
+# - exceptions have one argument, their message, so that they can be sent between Ray workers.
 
 Error = TypeVar("Error", bound=Exception)
 _UNCERTAIN = "uncertain_amount"
 
 
 class BudgetExhausted(TrainingError):
-    """The next call or job could cost more than is left of `budget`. Nothing was sent for it."""
+    """The next call or job could cost more than what is left of `budget`. Nothing was sent for it."""
 
 
 def with_uncertain(error: Error, uncertain: Amount) -> Error:
-    """`error`, noting what attempts of its call that got no answer may have cost (nothing: the call is known to be
-    free)."""
+    """`error`, with the possible cost of the unanswered attempts of its call (zero: the call is known to be free)."""
     setattr(error, _UNCERTAIN, uncertain)
     return error
 
 
 def uncertain_of(error: BaseException) -> Amount | None:
-    """The amount noted by `with_uncertain`, None where nothing is known."""
+    """The amount noted by `with_uncertain`, None if unknown."""
     return getattr(error, _UNCERTAIN, None)

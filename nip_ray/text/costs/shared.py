@@ -1,13 +1,12 @@
-"""One budget, and the limits of one key, for many workers: actors that are asked before every call.
+"""One budget, and the limits of one key, for many workers: actors that are queried before every call.
 
 Decisions that matter here:
-- the actor of a budget keeps every open reservation and whose it is. Those of a worker that died count as uncertain
-  (`forfeit`); what such a worker had still told of them comes too late, and changes nothing;
-- the actor of a key's limits belongs to nobody in particular: whoever comes first makes it (in a sweep that is a
-  trial), and when it has ended with its maker, whoever asks next makes it again. Of pauses the new one knows nothing;
-  providers say them again;
-- a worker asks for one call at a time, so that however many calls wait, the actors still hear of those that are over;
-- the key itself goes nowhere: the actor's name is made from hashes.
+- the actor of a budget keeps every open reservation and its owner. Those of a dead worker count as uncertain
+  (`forfeit`); late settlements of such a worker change nothing;
+- the actor of a key's limits has no fixed owner: the first user creates it (in a sweep, a trial), and when it has ended
+  with its creator, the next user creates it again. The new one does not know of pauses; providers repeat them;
+- a worker requests one call at a time, so however many calls wait, the actors still learn of finished ones;
+- the key itself is not sent: the actor's name is made from hashes.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ from nip_ray.text.costs.budget import Budget, Clock, Limiter, Reservation
 from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
 
 PATIENCE_S = 900.0
-"""After so long of waiting for other workers' reservations a budget counts as exhausted: one of them died."""
+"""Waiting this long for other workers' reservations means that one of them died: the budget counts as exhausted."""
 _MAX_SEARCHES, _SEARCH_S = 60, 1.0
-"""For an actor that is gone: as long as Ray may take to notice that a node is."""
+"""For a lost actor: as long as Ray may take to notice that a node is gone."""
 
 
 class BudgetKeeper:
@@ -44,7 +43,7 @@ class BudgetKeeper:
         self._deaths = Counter[str]()
 
     async def reserve(self, worker: str, amount: Amount) -> int | str:
-        """The number of a reservation; a message when that much is not left."""
+        """The number of a reservation; a message if not enough is left."""
         before = self._deaths[worker]
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -52,30 +51,27 @@ class BudgetKeeper:
         except BudgetExhausted as error:
             return str(error)
         except TimeoutError:
-            return (
-                "the budget is used up by calls that nobody finished; resume the run to have them counted from the"
-                " records"
-            )
-        if self._deaths[worker] > before:  # nobody waits for it any more
+            return "the budget is used up by unfinished calls; resume the run to have them counted from the records"
+        if self._deaths[worker] > before:  # its worker died meanwhile
             reservation.release()
-            return "the worker that asked is gone"
+            return "the worker that made the call is gone"
         number = next(self._numbers)
         self._open[number] = worker, reservation
         return number
 
     async def settle(self, number: int, spending: Spending) -> None:
-        """Book what of a reservation was spent; the rest is free."""
+        """Book the spending of a reservation; the rest is free."""
         if number in self._open:
             self._open.pop(number)[1].settle(spending)
 
     async def forfeit(self, worker: str) -> None:
-        """A worker is gone: all that it holds may be spent."""
+        """A worker is gone: count all its reservations as uncertain."""
         self._deaths[worker] += 1
         for number in [number for number, (holder, _) in self._open.items() if holder == worker]:
             self._open.pop(number)[1].lose()
 
     async def reserve_for_jobs(self, amount: Amount) -> str | None:
-        """See `Budget.reserve_for_jobs`; the message of a refusal."""
+        """See `Budget.reserve_for_jobs`; returns the message of a refusal."""
         try:
             await self._budget.reserve_for_jobs(amount)
         except BudgetExhausted as error:
@@ -87,7 +83,7 @@ class BudgetKeeper:
         self._budget.let_go(released, spending)
 
     async def spending(self) -> Spending:
-        """The spending that workers have told of; all of it once they are idle."""
+        """The spending that workers have reported; complete once they are idle."""
         return self._budget.spending
 
     async def reserved(self) -> Amount:
@@ -96,13 +92,13 @@ class BudgetKeeper:
 
 
 def budget_actor(settings: BudgetSettings, spent: Spending | None = None) -> Any:
-    """Made by the driver, once per run; workers get the handle. spent: before, by the same run."""
+    """Create the actor: by the driver, once per run; workers get the handle. spent: before, by the same run."""
     keeper: Any = ray.remote(BudgetKeeper)
     return keeper.options(num_cpus=0, max_concurrency=1000).remote(settings, spent or Spending())
 
 
 class SharedBudget:
-    """See `BudgetLike`; kept by a `budget_actor`, for the tasks of one event loop. Raises TrainingError when the actor
+    """See `BudgetLike`; backed by a `budget_actor`, for the tasks of one event loop. Raises TrainingError if the actor
     is gone."""
 
     def __init__(self, keeper: Any, worker: str, in_usd: bool) -> None:
@@ -142,7 +138,7 @@ class SharedBudget:
         ray.get(self._keeper.let_go.remote(NOTHING, spending))
 
     async def flush(self) -> None:
-        """Return when the actor knows of all that was settled. To be called before the event loop ends."""
+        """Return when all settlements have reached the actor. Call it before the event loop ends."""
         await asyncio.gather(*self._telling)
 
     def _settle(self, number: int, spending: Spending) -> None:
@@ -153,10 +149,10 @@ class SharedBudget:
     def _told(self, telling: "asyncio.Future[None]") -> None:
         self._telling.discard(telling)
         if not telling.cancelled():
-            telling.exception()  # the next call fails by the same, and says so
+            telling.exception()  # the next call fails by the same error
 
     def _give_back(self, asked: "asyncio.Future[int | str]") -> None:
-        """Release a reservation that nobody wants any more."""
+        """Release a reservation that is no longer needed."""
         if not asked.cancelled() and asked.exception() is None and isinstance(number := asked.result(), int):
             self._settle(number, Spending())
 
@@ -169,7 +165,7 @@ async def _answer(asked: Any) -> Any:
 
 
 def limiter_name(base_url: str, api_key: str) -> str:
-    """The name of a key's actor: it tells keys apart and tells nobody what they are."""
+    """The name of a key's actor: it identifies the key without revealing it."""
     key = hashlib.sha256(api_key.encode()).hexdigest()[:16]
     return "nip_ray-limits-" + hashlib.sha256(f"{base_url.rstrip('/')}\n{key}".encode()).hexdigest()[:24]
 
@@ -177,8 +173,7 @@ def limiter_name(base_url: str, api_key: str) -> str:
 def limiter_actor(
     base_url: str, api_key: str, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
 ) -> Any:
-    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, workers get the
-    handle.
+    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, passed to workers.
 
     A job has one for each key: asked again, it gives the same actor, which then keeps the stricter of both limits.
     """
@@ -207,17 +202,16 @@ def limiter_of(provider: ProviderSettings) -> Any:
 
 
 class SharedLimiter:
-    """See `Throttle`; kept by a `limiter_actor`. One that is gone is made again, or found if somebody else was
-    quicker."""
+    """See `Throttle`; backed by a `limiter_actor`, which is created again, or found again, if it is gone."""
 
     def __init__(self, keeper: Any, again: Callable[[], Any], clock: Clock = time.monotonic) -> None:
-        """keeper: handle of the actor. again: finds or makes it; called in a thread. clock: for tests."""
+        """keeper: handle of the actor. again: finds or creates it; called in a thread. clock: for tests."""
         self._keeper, self._again, self._clock = keeper, again, clock
         self._paused_until = -math.inf
         self._turn = asyncio.Lock()
 
     async def acquire(self, tokens: int) -> None:
-        """See `Throttle.acquire`. Raises TrainingError when the actor cannot be made again."""
+        """See `Throttle.acquire`. Raises TrainingError when the actor cannot be created again."""
         async with self._turn:
             for _ in range(_MAX_SEARCHES):
                 try:
@@ -226,13 +220,13 @@ class SharedLimiter:
                 except RayActorError:
                     try:
                         self._keeper = await asyncio.to_thread(self._again)
-                    except RayActorError:  # for a moment the name still stands for the one that is gone
+                    except RayActorError:  # for a moment the name still refers to the lost one
                         await asyncio.sleep(_SEARCH_S)
             else:
                 raise TrainingError(
                     f"the actor that keeps the rate limits was made again {_MAX_SEARCHES} times in vain; resume the run"
                 )
-            if (wait := self._paused_until - self._clock()) > 0:  # it was granted before the actor knew of the pause
+            if (wait := self._paused_until - self._clock()) > 0:  # granted before the actor knew of the pause
                 await asyncio.sleep(wait)
 
     def correct(self, estimated: int, used: int) -> None:

@@ -1,12 +1,11 @@
 """Tokens used by a run that learns from tokens, by group of agents, and their cost.
 
 Decisions that matter here:
-- what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and
-  back;
-- a hosted model is billed for what is done again. So its requests are journalled: what they can come to at most before
-  they are sent, and what they came to once they were answered. Who resumes counts all of them; one without an answer
-  counts at its most, as uncertain;
-- nothing is asked for that could be more than is left of `budget`. Several threads may ask.
+- work that a model in this process repeats after a crash counts once: its counts are in the run's checkpoints;
+- a hosted model is billed for repeated work. So its requests are journalled: their maximum before they are sent, and
+  their actual use once answered. A resumed run counts all of them; one without an answer counts at its maximum, as
+  uncertain;
+- no request is made that could exceed what is left of `budget`. Several threads may call it.
 """
 
 import threading
@@ -50,7 +49,7 @@ class Use:
 
     @property
     def tokens(self) -> int:
-        """All of them together."""
+        """The sum of all tokens."""
         return self.prompt + self.completion + self.training
 
 
@@ -64,7 +63,7 @@ class Request:
 
 
 class Allowance:
-    """So many tokens of a run's, for who plays in another process (none: any number). used: of them."""
+    """A number of tokens for a player in another process (None: unlimited). used: of them."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens, self.used = tokens, 0
@@ -112,7 +111,7 @@ class TokenBills:
                 self._used[group] += found
 
     def ask(self, group: str, most: Use) -> Request:
-        """Before a request. most: what it can come to. Raises BudgetExhausted where that is more than is left."""
+        """Announce a request. most: its maximum. Raises BudgetExhausted if that is more than what is left."""
         with self._lock:
             self._check(group, most)
             self._requests += 1
@@ -134,7 +133,7 @@ class TokenBills:
         return made
 
     def book(self, request: Request, use: Use | None = None) -> None:
-        """After it. use: what it came to (none: to the most)."""
+        """Book an answered request. use: its actual use (None: its maximum)."""
         use = request.most if use is None else use
         with self._lock:
             if self._journal is not None and request.group in self._hosted:
@@ -144,12 +143,12 @@ class TokenBills:
 
     @property
     def left(self) -> int | None:
-        """Tokens that may still be used (none: any number)."""
+        """Tokens that may still be used (None: unlimited)."""
         limit = self._budget.tokens
         return None if limit is None else limit - self.spending().at_most.tokens
 
     def spending(self) -> Spending:
-        """By model, up to where the run stands."""
+        """Spending by model, up to the present state of the run."""
         with self._lock:
             made = {
                 self._names[group]: ModelSpending(
@@ -163,7 +162,7 @@ class TokenBills:
             )
 
     def state(self, uncounted: Mapping[str, Use]) -> dict[str, dict[str, int]]:
-        """The counts, for a checkpoint, but for what is `uncounted` since it will be done again."""
+        """The counts, for a checkpoint, without `uncounted`, which will be done again."""
         return {group: asdict(used - uncounted.get(group, Use())) for group, used in self._used.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -171,7 +170,7 @@ class TokenBills:
         self._used |= {group: Use(**state[group]) for group in self._used if group not in self._hosted}
 
     def close(self) -> None:
-        """Give the journal back."""
+        """Close the journal."""
         if self._journal is not None:
             self._journal.close()
 

@@ -1,1 +1,1 @@
-"""Holding many dialogues at once, and keeping what was said."""
+"""Hold many dialogues at once, and store them."""

@@ -1,22 +1,21 @@
-"""The records of calls: what was asked, answered and paid, written before it is used (replay cache and ledger in one);
-and the clients that keep them.
+"""The records of calls: request, reply and cost, written before use (replay cache and ledger in one); and the clients
+that keep them.
 
-    calls/NNNNNN-W.jsonl    iteration (from 0), writer: the provider's name, behind it the rollout worker's if it has
+    calls/NNNNNN-W.jsonl    iteration (from 0), writer: the provider's name, followed by the rollout worker's if it has
                             one (or `judge`)
 
 Decisions that matter here:
-- three kinds of lines. `begin` before a call is sent, with what it can cost at most; `reply` when it is answered,
-  before anyone sees the reply; `failed` when it is known that there will be none, with what its attempts can have cost.
-  Each is one write(), so that a killed process loses nothing that it had written, and can tear its last line only. A
-  torn last line is as good as none; any other damage is an error that names file and line;
-- a call whose key has a reply is answered from the file, without a call. The reply belongs to one request: should
-  another come under its key (another prompt, after a change of code or config), that is an error and not a wrong
-  answer;
+- three kinds of lines. `begin` before a call is sent, with its maximum cost; `reply` when it is answered, before the
+  reply is used; `failed` when it is known to have failed, with the possible cost of its attempts. Each is one write(),
+  so that a killed process loses nothing that it had written, and can tear only its last line. A torn last line is
+  ignored; any other damage is an error that names file and line;
+- a call whose key has a reply is answered from the file. The reply belongs to one request: another request under its
+  key (another prompt, after a change of code or config) is an error, not a wrong answer;
 - a `begin` without its `reply` or `failed` was in flight when the process died. The same call is sent again under the
   same key, which a provider that honours idempotency keys bills once; for all others its worst case is reported as
   uncertain;
-- lines reach the disk itself by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a machine that
-  crashes, not only a process, can lose that much, and those calls are then made again.
+- lines reach the disk by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a crash of the machine,
+  not of the process, can lose that much, and those calls are then made again.
 """
 
 import asyncio
@@ -62,9 +61,8 @@ _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circul
 @dataclass(frozen=True)
 class CallRecord:
     """One line. event: "begin", "reply" or "failed". key, model, agent: of the request. request: its fingerprint.
-    worst: what it can cost at most (begin). reply: (reply). uncertain: what its attempts can have cost besides (reply,
-    failed). where: file and line.
-    """
+    worst: its maximum cost (begin). reply: (reply). uncertain: possible further cost of its attempts (reply, failed).
+    where: file and line."""
 
     event: str
     key: str
@@ -89,10 +87,9 @@ class RecordedChat:
         prices: PriceList | None = None,
         provider: str = "",
     ) -> None:
-        """Reads the records of `iteration` (of all workers: dialogues may have changed hands) and opens this worker's
-        for appending.
+        """Read the records of `iteration` (of all workers: dialogues may move) and open this worker's for appending.
 
-        run: the run folder. prices: for the worst case of a call (none: calls are free). provider: what kind it is, for
+        run: the run folder. prices: for the worst case of a call (None: calls are free). provider: its kind, for
         traces. Raises UserError when a record is damaged, cannot be written, or has another writer.
         """
         self._client, self._prices, self._provider = client, prices, provider
@@ -112,13 +109,12 @@ class RecordedChat:
         self._sync_due: asyncio.TimerHandle | None = None
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another
-        request."""
+        """The recorded reply under this key, or the client's. Raises UserError if it answers another request."""
         known = self._known.get(request.key)
         if known is not None and known.reply is not None:
             if known.request != fingerprint(request):
                 raise UserError(
-                    f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or"
+                    f"{known.where}: the key {known.key!r} has the reply to another request; model, prompt or"
                     " settings have changed since. Go back to what they were, or start a new run"
                 )
             return known.reply
@@ -139,7 +135,7 @@ class RecordedChat:
             await self._client.close()
 
     async def sync(self) -> None:
-        """Return when all that was recorded is on disk."""
+        """Return when all records are on disk."""
         if self._sync_due is not None:
             self._sync_due.cancel()
             self._sync_due = None
@@ -176,7 +172,7 @@ class RecordedChat:
         asyncio.get_running_loop().run_in_executor(None, self._sync_open)
 
     def _sync_open(self) -> None:
-        with suppress(RuntimeError):  # closed in the meantime, after a last sync
+        with suppress(RuntimeError):  # closed meanwhile, after a last sync
             self._file.sync()
 
 
@@ -209,18 +205,17 @@ def _told(reply: ChatReply) -> dict[str, Any]:
 
 
 def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRecord]:
-    """All lines of a run (of one iteration), file by file, in the order in which they were written.
+    """All lines of a run (or of one iteration), file by file, in the order of writing.
 
-    Raises UserError naming file and line when one is damaged; a torn last line is left out.
+    Raises UserError naming file and line if one is damaged; a torn last line is left out.
     """
     for path in _files(Path(run) / CALLS, iteration):
         yield from _read(path)
 
 
 def total(run: Path | str) -> Spending:
-    """What a run's calls have cost, by its records: of every reply its cost; of every call whose fate is unknown its
-    worst case, as uncertain. Jobs are not in it.
-    """
+    """The cost of a run's calls, by its records: the cost of every reply, and as uncertain the worst case of every call
+    with an unknown outcome. Without jobs."""
     spending = Spending()
     open_calls: dict[tuple[str, str], list[Amount]] = {}
     for record in read_calls(run):
@@ -239,7 +234,7 @@ def total(run: Path | str) -> Spending:
 
 
 def fingerprint(request: ChatRequest) -> str:
-    """16 hexadecimal digits that tell requests apart by all that decides a reply."""
+    """16 hexadecimal digits that identify a request by everything that affects its reply."""
     content = [request.model, request.messages, request.max_tokens, request.temperature, request.top_p, request.seed]
     content += [dict(request.extra)] if request.extra else []
     content += [{"schema": dict(request.schema)}] if request.schema else []
@@ -272,7 +267,7 @@ def _read(path: Path) -> Iterator[CallRecord]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and number == len(lines):
             return
-        if b"\0" in line:  # no line that was written has one: blocks that were not on disk when the power went
+        if b"\0" in line:  # never in a written line: blocks that were not on disk at a power failure
             warnings.warn(
                 f"{path}:{number} was not on disk whole when the machine lost power; its calls are made again",
                 stacklevel=2,
@@ -288,12 +283,12 @@ def _parse(line: bytes, where: str) -> CallRecord:
         return _record(row, where)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(
-            f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file"
+            f"{where} is damaged ({type(error).__name__}: {error}); fix it or go back to a copy of the file"
         ) from None
 
 
 def _record(row: dict[str, Any], where: str) -> CallRecord:
-    """Raises ValueError, KeyError or TypeError for a row that is none."""
+    """Raises ValueError, KeyError or TypeError for an invalid row."""
     event = row["event"]
     if event not in ("begin", "reply", "failed"):
         raise ValueError(f"unknown event {event!r}")
@@ -314,35 +309,33 @@ def _reply(row: dict[str, Any], uncertain: Amount) -> ChatReply:
     prompt, completion, cost = (_count(row, name) for name in ("prompt_tokens", "completion_tokens", "cost_pusd"))
     told, reasoning = row.get("told", {}), row.get("reasoning", "")  # rows of earlier versions have neither
     if not isinstance(reasoning, str):
-        raise ValueError("reasoning is no text")
+        raise ValueError("reasoning is not text")
     return ChatReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
 
 
 def _text(row: dict[str, Any], name: str) -> str:
     if not isinstance(row[name], str):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     return row[name]
 
 
 def _count(row: dict[str, Any], name: str) -> int:
     if type(row[name]) is not int or row[name] < 0:
-        raise ValueError(f"{name} is no count")
+        raise ValueError(f"{name} is not a count")
     return row[name]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# `ClientPool`: recorded clients of all providers that a config uses, and who of the agents speaks by which.
-#
-# - it can be sent to another process: budgets and limits are then handles of the actors that keep them.
+# ----------------------------------------------------------------------------------------------------------------------
+# `ClientPool`: recorded clients of all providers in a config, and the client of each agent.
+# - it can be sent to another process: budgets and limits are then handles of actors.
 
 
 @dataclass
 class ClientPool:
-    """What a process needs to reach the providers: a client for each that is in use, recorded.
+    """A recorded client for each provider in use.
 
-    config: of the run. run_dir: where calls are recorded. budget: what calls are paid from. hosts: of local providers,
-    by name. throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main
-    process.
+    config: of the run. run_dir: where calls are recorded. budget: pays for calls. hosts: of local providers, by name.
+    throttles: of providers with limits, by name; missing ones are created here. worker: "" in the main process.
     """
 
     config: TextExperimentConfig
@@ -354,7 +347,7 @@ class ClientPool:
 
     @asynccontextmanager
     async def agent_clients(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, AgentClient]]:
-        """Agent -> its client, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
+        """Agent -> its client, for an iteration (from 0). models: group -> its model."""
         settings = language_agents(self.config)
         group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
         shapes = chat_shapes(self.config)

@@ -1,9 +1,8 @@
-"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its
-rollout worker dies.
+"""Dialogues by Ray actors: the driver distributes parts of a stage's tasks, and reassigns a part if its worker dies.
 
 Decisions that matter here:
-- a rollout worker that comes after another makes the same calls under the same keys, and finds what was answered in the
-  records of the run folder, which all nodes must see: so a lost node costs no reply;
+- a replacement makes the same calls under the same keys, and finds earlier replies in the records of the run folder,
+  which all nodes must see, so a lost node costs no reply;
 - budget and limits are kept by actors (`nip_ray.text.costs.shared`); the budget's belongs to the run's main process.
 """
 
@@ -31,7 +30,7 @@ _PARTS_PER_WORKER = 4
 
 
 class RolloutWorker:
-    """One process that talks. An actor on an event loop, one part of a stage at a time."""
+    """One process that holds dialogues. An actor on an event loop, one part of a stage at a time."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class RolloutWorker:
 
 
 class RolloutWorkers:
-    """The driver's side. Ray must be running. budget: what all of them, and the driver, are paid from."""
+    """The driver's side. Ray must be running. budget: pays for the driver and all workers."""
 
     def __init__(
         self,
@@ -107,8 +106,7 @@ class RolloutWorkers:
         num_responses: int | None,
         progress: Progress | None,
     ) -> list[Any]:
-        """See `RolloutWorker.hold`; in the order of the tasks. Raises what a worker raises, once the parts on their way
-        are over."""
+        """See `RolloutWorker.hold`; in the order of the tasks. Raises a worker's errors, after the parts in flight."""
         parts = parts_of(tasks, len(self.pool.actors) * _PARTS_PER_WORKER)
 
         def call(part: list[Task]) -> Call:

@@ -1,16 +1,14 @@
-"""Many dialogues at once: which item is talked about when, who is asked under which key, trees of replies, and the
-files of what was said.
+"""Hold many dialogues at once: the order of items, keys of calls, trees of replies, and the files of dialogues.
 
 Decisions that matter here:
-- training items are taken one after the other from a permutation of all of them, a new permutation for every pass:
-  iteration i of n items takes places i n to i n + n - 1 of this endless sequence, so no item is skipped or taken twice
-  in a pass, however large n is. Held-out items are taken in their own order, each as often as asked;
-- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so
-  whoever holds the dialogue again after a crash makes the same calls, and finds those that were answered in the
-  records;
-- when one dialogue fails (the budget is spent, the provider stays away, too many replies cannot be used), no new call
-  is made, but those on their way are waited for: they are paid for, and their replies are recorded;
-- dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few
+- training items are taken in order from a permutation of all of them, a new one for every pass: iteration i of n items
+  takes places i n to i n + n - 1 of this endless sequence, so no item is skipped or repeated within a pass, for any n.
+  Held-out items are taken in their own order, each as often as requested;
+- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) alone, so a dialogue
+  repeated after a crash makes the same calls, and finds earlier replies in the records;
+- when one dialogue fails (the budget is spent, the provider is unreachable, too many replies are unusable), no new call
+  is made, but calls in flight are awaited: they are paid for, and their replies are recorded;
+- dialogues start in order, a few more than the allowed calls, so that the records of a stopped run are of few
   dialogues.
 """
 
@@ -50,10 +48,9 @@ from nip_ray.tracking import traces
 
 @dataclass(frozen=True)
 class Task:
-    """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode.
-    past: agent -> the snapshot by which it speaks, for those who do not speak by their weights of now; all of one
-    dialogue are of one snapshot. said: (round, agent) -> a reply that is known, for which nobody is asked.
-    """
+    """A dialogue (or tree) to hold. number: its place in the iteration. item: its subject. seed: of the episode. past:
+    agent -> the snapshot whose weights it uses, for agents that do not use the current ones; at most one snapshot per
+    dialogue. said: (round, agent) -> a known reply, for which no model is queried."""
 
     number: int
     item: Any
@@ -63,7 +60,7 @@ class Task:
 
     @property
     def snapshot(self) -> int | None:
-        """The snapshot in `past`, None among the current agents."""
+        """The snapshot in `past`, None if all agents are current."""
         return next(iter(self.past.values()), None)
 
 
@@ -90,8 +87,7 @@ def grouped(tasks: Sequence[Task], size: int) -> list[Task]:
 
 
 def test_tasks(items: Sequence[Any], seed: int, limit: int | None, repeats: int) -> list[Task]:
-    """Every held-out item (at most `limit`) `repeats` times; the same tasks in every iteration, so that figures can be
-    compared."""
+    """Held-out items (at most `limit`) `repeats` times; the same tasks in every iteration, for comparable metrics."""
     chosen = items[:limit]
     return [
         Task(repeat * len(chosen) + i, item, stable_seed(seed, "episode", "test", repeat, i) % NUM_SEEDS)
@@ -105,15 +101,14 @@ def _permutation(num: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng(stable_seed(seed, "items", epoch)).permutation(num)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Waiting for many awaitables at once, and leaving none behind when one fails; calls that are paid for are waited for
-# all the same.
+# ----------------------------------------------------------------------------------------------------------------------
+# Wait for many awaitables at once, leaving none behind when one fails; paid calls are always awaited.
 
 Result = TypeVar("Result")
 
 
 async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Result]:
-    """The results in order. When one fails (or this task is cancelled) the others are cancelled and waited for, and its
+    """The results in order. When one fails (or this task is cancelled) the others are cancelled and awaited, and its
     error is raised.
 
     `asyncio.gather` alone would let the others continue, and a call to a model costs money; `asyncio.TaskGroup` would
@@ -130,8 +125,7 @@ async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Resu
 
 
 class PaidCalls:
-    """Calls that continue when whoever waits for them is cancelled: they cost money, so their replies shall arrive and
-    be recorded."""
+    """Calls that continue when their waiter is cancelled: they cost money, so their replies are recorded."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Future[Any]] = set()
@@ -141,31 +135,31 @@ class PaidCalls:
         task = asyncio.ensure_future(call)
         self._open.add(task)
         task.add_done_callback(self._over)
-        # `shield` makes a future besides, whose error nobody sees when this is cancelled with it
+        # `shield` makes another future, whose error is never retrieved when this is cancelled with it
         await asyncio.wait([task])
         return task.result()
 
     async def rest(self) -> None:
-        """Wait for all that are still on their way; what they raise was told to whoever waited, or comes too late."""
+        """Wait for all calls in flight; their errors were raised in their waiters, or come too late."""
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _over(self, task: "asyncio.Future[Any]") -> None:
         self._open.discard(task)
         if not task.cancelled():
-            task.exception()  # who waited may be gone, and asyncio prints what nobody looks at
+            task.exception()  # the waiter may be gone, and asyncio prints errors that are not retrieved
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Trees of replies: a node is a dialogue so far; its children are independent samples of the next round.
 
 TreePath = tuple[int, ...]
 PlayRound = Callable[[Dialogue, TreePath], Awaitable[Dialogue]]
-"""Plays one round more: (the dialogue so far, the path of the node to be made) -> the dialogue after it."""
+"""Plays one more round: (the dialogue so far, the path of the new node) -> the dialogue after it."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A dialogue so far. path: which child to take in each round from the root, whose path is empty. A node without
+    """A dialogue so far. path: the child to take in each round from the root, whose path is empty. A node without
     children is a leaf."""
 
     dialogue: Dialogue
@@ -183,10 +177,10 @@ class Node:
 
 
 async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
-    """The tree of `item`: every dialogue that has not ended gets `k` children, all of them played at the same time.
+    """The tree of `item`: every unfinished dialogue gets `k` children, all played at the same time.
 
     seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last
-    round, and whatever `play_round` raises, after cancelling what else was being played.
+    round, and any error of `play_round`, after cancelling the other plays.
     """
 
     async def below(dialogue: Dialogue, path: TreePath) -> Node:
@@ -207,8 +201,8 @@ async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_ro
     return await below(start_dialogue(item, seed), ())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What was said, kept in full: `rollouts/NNNNNN.jsonl`, those of held-out items in `rollouts/test-NNNNNN.jsonl`.
+# ----------------------------------------------------------------------------------------------------------------------
+# Dialogues, stored in full: `rollouts/NNNNNN.jsonl`, those of held-out items in `rollouts/test-NNNNNN.jsonl`.
 #
 # A line is one dialogue; of a tree, one for each leaf, with the tree's number and the leaf's path. Dialogues are
 # rebuilt from it exactly, with the items of the data set by their ids. Iterations count from 1 in these names, in those
@@ -239,8 +233,8 @@ def write_dialogues(
 
 
 def spoken_by(task: Task, policy_version: int | None) -> dict[str, Any]:
-    """Fields of a dialogue's record about the weights that wrote its tokens: `policy_version`, from how many iterations
-    they had learned (None: not said), and `past`, which agents spoke by earlier ones (left out where there were
+    """Fields of a dialogue's record about the weights behind its tokens: `policy_version`, the number of iterations
+    they had learned from (None: not recorded), and `past`, the agents with earlier ones (left out if there are
     none)."""
     version = {} if policy_version is None else {"policy_version": policy_version}
     return version | ({"past": dict(task.past)} if task.past else {})
@@ -281,7 +275,7 @@ def leaves(root: Node) -> Iterator[Node]:
 
 
 def tree_of(found: Sequence[tuple[tuple[int, ...], Dialogue]], depth: int = 0) -> Node:
-    """The tree with these leaves, each with its path; the same beginnings become one node."""
+    """The tree with these leaves, each with its path; common prefixes become one node."""
     path, dialogue = found[0]
     if len(path) == depth:
         return Node(dialogue, path)
@@ -305,8 +299,8 @@ def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int
         yield record["task"], tuple(record.get("path", ())), dialogue_from_record(record["dialogue"], item)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
+# ----------------------------------------------------------------------------------------------------------------------
+# Hold many dialogues at once, with keys for calls and a limit on calls in flight.
 
 
 INVALID_WINDOW = 50
@@ -320,15 +314,14 @@ class Brake:
         self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=INVALID_WINDOW))
 
     def invalid(self, agent: str, model: str) -> None:
-        """A reply could not be used. Raises TrainingError when too many of the last ones could not."""
+        """Count an unusable reply. Raises TrainingError when too many of the last ones were unusable."""
         last, share = self._last[agent], self._settings.max_invalid_share
         last.append(True)
         if len(last) == last.maxlen and sum(last) > share * len(last):
             raise _error(f"{sum(last)} of the last {len(last)} replies of {agent} ({model})", share)
 
     def over(self, turns: Iterable[Turn], models: Mapping[str, str]) -> None:
-        """A round is over; unusable replies that were asked for again are counted already. models: of the agents that
-        are counted."""
+        """Count a finished round; replies with another attempt are counted already. models: of the counted agents."""
         for turn in turns:
             if turn.agent not in models:
                 continue
@@ -339,10 +332,9 @@ class Brake:
 
 
 def check_stage(settings: TalkSettings, dialogues: Iterable[Dialogue], models: Mapping[str, str]) -> None:
-    """Raises TrainingError when an agent had turns in these dialogues, which are all of a stage, and none of its
-    replies could be used.
+    """Raise TrainingError if an agent had turns in these dialogues, which are all of a stage, and no usable reply.
 
-    models: of the agents that hosted providers speak for.
+    models: of the agents with hosted providers.
     """
     turns = [turn for dialogue in dialogues for played in dialogue.rounds for turn in played if turn.agent in models]
     usable = {turn.agent for turn in turns if not turn.invalid}
@@ -353,7 +345,7 @@ def check_stage(settings: TalkSettings, dialogues: Iterable[Dialogue], models: M
 
 def _error(what: str, share: float) -> TrainingError:
     return TrainingError(
-        f"{what} could not be used (talk.max_invalid_share: {share:g}). They stand in calls/. Start a run with another"
+        f"{what} could not be used (talk.max_invalid_share: {share:g}). They are in calls/. Start a run with another"
         " model, prompt or limit of tokens, or resume this one with a higher share"
     )
 
@@ -366,10 +358,10 @@ _SEED_BITS = 31  # what providers take
 
 @dataclass(frozen=True)
 class AgentClient:
-    """The speaker of an agent: `model` of the provider behind `client`, asked as `settings` say.
+    """An agent's model and client: `model` of the provider behind `client`, with `settings`.
 
     client: None for the dummy provider, whose replies are random. hosted: replies are paid for; see `Brake`. shape: of
-    the chats that it is sent.
+    its chats.
     """
 
     client: ChatClient | None
@@ -383,8 +375,7 @@ class AgentClient:
 @dataclass(frozen=True)
 class StageContext:
     """The common part of all dialogues of a stage. run: its id. seed: the config's. split: train or test. iteration:
-    from 0. trace: the `nip_ray.tracking.traces.place` of the stage.
-    """
+    from 0. trace: the `nip_ray.tracking.traces.place` of the stage."""
 
     run: str
     seed: int
@@ -393,7 +384,7 @@ class StageContext:
     trace: str = ""
 
     def call(self, *place: str | int) -> tuple[str, int]:
-        """(key, seed) of a call. The key is a run's own; the seed is the same in all runs of a config."""
+        """(key, seed) of a call. The key is specific to the run; the seed is the same in all runs of a config."""
         parts = (self.split, self.iteration, *place)
         text = "\x1f".join([self.run, *map(str, parts)])
         key = hashlib.sha256(text.encode()).hexdigest()[:40]
@@ -411,15 +402,14 @@ class DialogueRunner:
         max_in_flight: int,
         brake: Brake | None = None,
     ) -> None:
-        """brake: none for one of its own, with the usual limits."""
+        """brake: None for a new one with the default limits."""
         self._brake = brake or Brake(TalkSettings())
         self._hosted = {agent: client.model for agent, client in clients.items() if client.hosted}
         self.scenario, self.clients, self.context, self.max_in_flight = scenario, clients, context, max_in_flight
         self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
 
     async def dialogues(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Dialogue]:
-        """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come
-        back."""
+        """One dialogue for each task, in order. Raises a client's errors, once all calls in flight have returned."""
 
         async def hold(task: Task) -> Dialogue:
             dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task)
@@ -496,7 +486,7 @@ class DialogueRunner:
             if speaker.client is None:
                 return Answer(self.scenario.invent(dialogue, agent, seed))
             schema = self.scenario.reply_schema(agent)
-            # tokens of names and quotation marks, about
+            # approximate tokens of names and quotation marks
             form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2
             request = ChatRequest(
                 key=key,

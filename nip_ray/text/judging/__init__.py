@@ -1,1 +1,1 @@
-"""Yes-or-no questions about dialogues that are over."""
+"""Yes-or-no questions about finished dialogues."""

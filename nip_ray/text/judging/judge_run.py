@@ -1,7 +1,7 @@
 """`judge_run`: let a model judge the stored dialogues of a run. Calls are recorded in the run folder, and paid for from
 its budget.
 
-What is found goes to ``judgements-NNNNNN.json`` (the iteration). Asked again, answered calls come from the records.
+Results go to ``judgements-NNNNNN.json`` (the iteration). When repeated, answered calls come from the records.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ def judge_run(
     iteration: int | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Figures of the judges `names` (none: all that fit) about the training dialogues of `iteration` (from 1; none: the
+    """Metrics of the judges `names` (none: all that fit) for the training dialogues of `iteration` (from 1; none: the
     last played).
 
-    provider, model: of the judge (none: the verifier's). dry_run: only how many calls it takes and what they can cost.
-    Raises UserError for a run, judge, provider or iteration that there is not; TrainingError when the budget is spent.
+    provider, model: of the judge (none: the verifier's). dry_run: only the number of calls and their maximum cost.
+    Raises UserError for a run, judge, provider or iteration that does not exist; TrainingError when the budget is
+    spent.
     """
     with RunFolder.open(run_dir, write=not dry_run) as folder:
         config = load_config(folder.path / CONFIG, checked=False)
         if not isinstance(config, TextExperimentConfig):
-            raise UserError(f"{folder.path}: its agents are no language models; there is nothing to judge")
+            raise UserError(f"{folder.path}: its agents are not language models; there is nothing to judge")
         prepared, state = prepare(config, folder.path), load_state(folder)
         scenario = prepared.scenario
         if not isinstance(scenario, CodeValidation):
             raise UserError(
-                f"{folder.path}: plays {config.scenario.name}, and what judges ask is of code_validation; name a run of"
-                " that"
+                f"{folder.path}: plays {config.scenario.name}, but judges work on code_validation; name a run of that"
             )
         number = _iteration(folder.path, state, iteration)
         dialogues = read_dialogues(
@@ -79,7 +79,7 @@ def judge_run(
 
 
 def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:
-    """Counted from 0."""
+    """The iteration, counted from 0."""
     played = [i for i in range(state.iteration + 1) if rollout_file(run_dir, "train", i).is_file()]
     if not played:
         raise UserError(f"{run_dir}: no dialogues were held yet; let the run finish an iteration")
@@ -89,7 +89,7 @@ def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:
 
 
 def _judge(config: TextExperimentConfig, state: TextState, provider: str | None, model: str | None) -> tuple[str, str]:
-    """Provider and model: as asked, or the base model of the last agent (in all protocols that ship, the verifier)."""
+    """Provider and model: as given, or the base model of the last agent (in all built-in protocols, the verifier)."""
     verifier = list(language_agents(config).values())[-1]
     name = verifier.provider if provider is None else provider
     if name not in config.providers:

@@ -1,17 +1,16 @@
-"""Judges: yes-or-no questions about dialogues that are over, put to a model, or answered by a rule.
+"""Judges: yes-or-no questions about finished dialogues, answered by a model or by a rule.
 
 Decisions that matter here:
-- a judge is put one question for each dialogue, agent and channel; it sees that channel alone, in the order of rounds,
-  with the senders' names. Where the agent wrote nothing there (follow_up: nothing after another message), or has no
-  side to argue for, there is nothing to ask, and no call is made;
-- an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is
-  no verdict, and how many there were stands beside every mean. A question that the model's provider refuses is masked
+- a judge gets one question for each dialogue, agent and channel; it sees that channel alone, in the order of rounds,
+  with the senders' names. If the agent wrote nothing there (follow_up: nothing after another message), or has no side
+  to argue for, there is no question, and no call is made;
+- an answer counts when its first word is yes or no. Anything else is retried `RETRIES` times and then masked: it is not
+  a verdict, and every mean comes with the number of masked ones. A question that the model's provider refuses is masked
   at once;
-- what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does
-  not occur in it;
-- means have the intervals of `nip_ray.evaluation.intervals`: plays of one item, and one verdict per dialogue, are no
-  more than they are;
-- judges know agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
+- the judged texts are untrusted, so they are between markers with a random code, drawn from the seed, that does not
+  occur in them;
+- means have the intervals of `nip_ray.evaluation.intervals`: plays of one item are not independent;
+- judges identify agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
 """
 
 import re
@@ -41,17 +40,16 @@ JUDGES: dict[str, str] = {
     "follow_up": "the agent's messages build on those before them",
     FORMAT: "every reply of the verifier could be used at once and whole (a rule, no model)",
 }
-"""Name -> what "yes" means."""
+"""Name -> the meaning of "yes"."""
 RETRIES = 3
 ANSWER = re.compile(r"[\W_]*(yes|no)(?![^\W_]|-\w|'\w)(?!\s*(?:/|or\b))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that think aloud first need more.
-    temperature: None for the provider's default. max_in_flight: calls waiting at once. run: what stands before every
-    call's key.
-    """
+    """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that reason first need more.
+    temperature: None for the provider's default. max_in_flight: calls waiting at once. run: prefix of every call's
+    key."""
 
     seed: int = 0
     max_tokens: int = 16
@@ -73,8 +71,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One answer: 1 yes, 0 no, None masked: the model gave none. channel: None where all channels were judged
-    together."""
+    """One answer: 1 yes, 0 no, None masked (no answer). channel: None if all channels were judged together."""
 
     judge: str
     dialogue: int
@@ -84,14 +81,14 @@ class Verdict:
 
 
 def fitting(protocol: Rules) -> list[str]:
-    """The judges that can have something to judge under `protocol`. Raises UserError where provers are anonymous."""
+    """The judges that apply to `protocol`. Raises UserError where provers are anonymous."""
     _check(protocol, list(JUDGES))
     return [name for name in JUDGES if pairs(protocol, name) or (name == FORMAT and protocol.verifier is not None)]
 
 
 def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked),
-    and with ``/masked`` behind it how many verdicts are masked."""
+    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None if all are masked), and
+    with ``/masked`` appended the number of masked verdicts."""
     figures: dict[str, float | int | None] = {}
     for name, found in results["judges"].items():
         for row in found["means"]:
@@ -103,8 +100,7 @@ def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
 def questions(
     dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions
 ) -> list[Question]:
-    """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are
-    anonymous."""
+    """All questions of the judges `names` to a model. Raises UserError for unknown judges, and anonymous provers."""
     _check(scenario.protocol, names)
     found, roles = list[Question](), scenario.roles
     for name in dict.fromkeys(names):
@@ -135,8 +131,7 @@ def plan(
     options: JudgeOptions,
     price: Price,
 ) -> dict[str, float]:
-    """Calls that `judge` would make, where every answer can be read at once and where none can, and their cost at most.
-    Makes none.
+    """Calls that `judge` would make, if all answers are usable at once and if none is, with maximum cost. Makes none.
 
     Raises UserError as `questions` does.
     """
@@ -155,9 +150,9 @@ async def judge(
 ) -> dict[str, Any]:
     """Verdicts of the judges on the dialogues, ready for JSON.
 
-    {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}],
-    "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts
-    data points. Raises UserError as `questions` does, and what the client raises.
+    {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}], "means": [{agent, channel,
+    estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts data points. Raises UserError
+    as `questions` does, and the client's errors.
     """
     options = options or JudgeOptions()
     asked = questions(dialogues, scenario, names, model, options)
@@ -178,8 +173,8 @@ async def judge(
 
 
 def read_answer(reply: ChatReply) -> int | None:
-    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no
-    answers; nor is what was filtered."""
+    """1 or 0 if the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, not
+    answers; filtered replies are not answers either."""
     found = (
         None
         if reply.content is None or reply.finish_reason in UNUSABLE
@@ -189,8 +184,8 @@ def read_answer(reply: ChatReply) -> int | None:
 
 
 def format_verdicts(dialogues: Sequence[Dialogue], scenario: CodeValidation) -> list[Verdict]:
-    """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be
-    used at once, was not cut short, and reads, when parsed again, as it was taken; else 0."""
+    """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies was usable
+    at once, was not cut short, and parses again to the same result; else 0."""
     found = []
     for agent, (index, dialogue) in product(scenario.protocol.verifiers, enumerate(dialogues)):
         turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
@@ -213,8 +208,8 @@ def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scen
 
 
 def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
-    """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where
-    they may write."""
+    """The (agent, channel) pairs of a judge. follow_up: agents that read a channel; others: provers and the channels
+    they may write to."""
     if name == FORMAT:
         return []
     if name == "follow_up":
@@ -228,7 +223,7 @@ def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
 
 
 def transcript(dialogue: Dialogue, channel: str) -> list[tuple[str, str]]:
-    """(sender, message) of all that was written to `channel`, in the order of rounds; empty messages are left out."""
+    """(sender, message) of all messages on `channel`, in the order of rounds, without empty ones."""
     said = [(turn.agent, turn.messages.get(channel, "")) for turns in dialogue.rounds for turn in turns]
     return [(agent, text) for agent, text in said if text.strip()]
 

@@ -1,1 +1,1 @@
-"""Providers of chats and of fine-tuning: one file for each kind of service, behind two small interfaces."""
+"""Providers of chats and of fine-tuning: one file per kind of service, behind two small interfaces."""

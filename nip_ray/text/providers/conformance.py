@@ -1,12 +1,11 @@
-"""One call that says whether a provider keeps its promises to runs.
+"""A check that a provider meets the requirements of runs, in one call.
 
 Decisions that matter here:
 
-- It is asked for real: a few short replies and, where it fine-tunes, one job of one example for an epoch. With a
-  service that costs fractions of a cent; the budget of the call is 200,000 tokens.
-- What is asked is what runs rely on: replies that are counted and no longer than allowed, calls that are independent of
-  each other, errors of our two kinds, a budget that is kept, jobs that are found by their key, by another process too,
-  so that none is made twice.
+- It makes real requests: a few short replies and, if it fine-tunes, one job of one example for an epoch. With a service
+  that costs fractions of a cent; the budget of the check is 200,000 tokens.
+- It checks what runs rely on: replies that are counted and within the limit, independent calls, errors of our two
+  kinds, budgets, and jobs that are found by key, also by another process, so that none is made twice.
 - The faults of the first stage that has any are listed; later ones would only repeat them.
 """
 
@@ -50,12 +49,11 @@ _REASONS, _METHODS = get_args(FinishReason), get_args(Method)
 
 
 def check_provider(settings: ProviderSettings, model: str = "default", *, max_wait_s: float = 600.0) -> None:
-    """Raise one UserError that lists what is wrong with the provider of these settings; return quietly when nothing is
-    found.
+    """Raise one UserError that lists the faults of the provider with these settings, if any.
 
-    model: that is asked, and fine-tuned where the provider fine-tunes. max_wait_s: for the job. What the provider
-    itself raises (a missing key, an unknown model) comes through. Not to be called inside an event loop; Ray must be
-    running for a provider with actors.
+    model: queried, and fine-tuned if the provider fine-tunes. max_wait_s: for the job. The provider's own errors (a
+    missing key, an unknown model) pass through. Do not call it inside an event loop; Ray must be running for a provider
+    with actors.
     """
     kind = provider_of(settings)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +134,7 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
         file_id = await backend.upload("check", data)
         if await backend.upload("check again", data) != file_id:
             yield "the same content uploaded twice has two ids"
-        key = hashlib.sha256(os.urandom(16)).hexdigest()  # a fresh one: the provider may keep jobs of earlier checks
+        key = hashlib.sha256(os.urandom(16)).hexdigest()  # fresh: the provider may keep jobs of earlier checks
         if await backend.find(key):
             yield "`find` finds a job that was never made"
         job = await backend.submit(
@@ -173,7 +171,7 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
 
 
 async def _key_faults(connection: Connection) -> AsyncIterator[str]:
-    """Without its key nothing is made, and the message names the variable."""
+    """Without its key nothing is created, and the message names the variable."""
     variable = getattr(connection.settings, "api_key_variable", None)
     if variable is None:
         return
@@ -192,7 +190,7 @@ async def _key_faults(connection: Connection) -> AsyncIterator[str]:
 
 
 def _reply_fault(reply: Any, request: ChatRequest) -> str | None:
-    """The first thing that is wrong with a reply."""
+    """The first fault of a reply."""
     if not isinstance(reply, ChatReply):
         return f"`complete` returned {type(reply).__name__}, not a ChatReply"
     counts = prompt, completion = reply.prompt_tokens, reply.completion_tokens

@@ -1,5 +1,4 @@
-"""The provider `dummy`: replies that nobody is asked for, and fine-tuning that changes nothing, to try out a config
-without a model.
+"""The provider `dummy`: random replies, and fine-tuning that changes nothing, to try out a config without a model.
 
 Jobs succeed at once, and are kept in a journal so that they are found after a restart.
 """
@@ -14,8 +13,7 @@ from nip_ray.text.providers.interface import Provider, file_name
 
 
 class DummyJobs:
-    """A `FineTuneBackend` whose jobs are kept at `path`. The resulting model is called as the old one, with `-ft` at
-    the end.
+    """A `FineTuneBackend` whose jobs are kept at `path`. The resulting model has the old name with `-ft` appended.
 
     Raises UserError when the file is damaged.
     """
@@ -28,12 +26,12 @@ class DummyJobs:
         self._journal = Journal(path)
 
     async def check(self, model: str, method: Method) -> None:
-        """See `FineTuneBackend`. No model is refused."""
+        """See `FineTuneBackend`. Accepts every model."""
         if method not in self.methods:
             raise UserError(f"the dummy provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. Nothing is kept."""
+        """See `FineTuneBackend`. Nothing is stored."""
         return file_name(data)
 
     async def find(self, key: str) -> list[FineTuneJob]:

@@ -1,15 +1,15 @@
-"""Interfaces of a provider, `ChatClient` and `FineTuneBackend`; the kinds of providers; waits before a repeat.
+"""Interfaces of a provider, `ChatClient` and `FineTuneBackend`; the kinds of providers; waits before a retry.
 
 Decisions that matter here:
 - every call has a key that depends on the experiment alone (run, iteration, item, round, agent, attempt): the same call
   after a crash has the same key. Replies are recorded under it before they are used (`nip_ray.text.dialogues.records`),
-  and it goes to the provider as the idempotency key, so that a call that was paid for is neither lost nor, where the
-  provider honours keys, paid twice;
-- a kind is its settings (what a config holds, and what the kind can do: `nip_ray.settings.providers.ProviderSettings`)
-  and a `Provider` here (how it is put to work). Nothing else tells kinds apart, so a kind of one's own is one file;
-- a client is metered (`MeteredChat`), unless it says that it books its attempts itself;
-- files of fine-tuning are JSON lines, as OpenAI defines them. `nip_ray.text.jobs` has the one function that makes a job
-  exactly once.
+  and it is sent as the idempotency key, so that a paid call is neither lost nor, if the provider honours keys, paid
+  twice;
+- a kind is its settings (the config and abilities: `nip_ray.settings.providers.ProviderSettings`) and a `Provider` here
+  (its functions). Nothing else distinguishes kinds, so a custom kind is one file;
+- a client is metered (`MeteredChat`), unless it books its attempts itself;
+- files of fine-tuning are JSON lines, as OpenAI defines them. `nip_ray.text.jobs` has the one function that creates a
+  job exactly once.
 """
 
 import hashlib
@@ -45,10 +45,9 @@ length, and would be again. unknown: it ended for another reason, and is not use
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the
-    reply, reasoning included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema
-    that the reply is held to (none: any text).
-    """
+    """One call. key: see above. agent: the speaker (for accounts and test doubles). max_tokens: of the reply, reasoning
+    included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema of the reply
+    (None: any text)."""
 
     key: str
     model: str
@@ -64,13 +63,13 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """Answer to a call. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by
-    the price table. reasoning: that the provider told apart from the content. cached_tokens: of prompt_tokens.
-    reasoning_tokens: of completion_tokens. model, fingerprint: what answered, where that is told. refusal: what the
-    provider said of a request that it refused.
+    """The answer to a call. content: None if the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by
+    the price table. reasoning: if separate from the content. cached_tokens: of prompt_tokens. reasoning_tokens: of
+    completion_tokens. model, fingerprint: what answered, if reported. refusal: the provider's words about a request
+    that it refused.
 
-    uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the
-    provider counts no tokens (both counts are then 0).
+    uncertain: the possible cost of earlier attempts without an answer, and of this one if the provider counts no tokens
+    (both counts are then 0).
     """
 
     content: str | None
@@ -87,7 +86,7 @@ class ChatReply:
     uncertain: Amount = NOTHING
 
     def spending(self, model: str) -> Spending:
-        """The call to `model` that this answers; what is uncertain about it is not in it."""
+        """The spending of this call to `model`, without the uncertain part."""
         found = Spending.of_call(model, self.prompt_tokens, self.completion_tokens, self.cost_pusd)
         row = found.models[model]
         row.cached, row.reasoning = self.cached_tokens, self.reasoning_tokens
@@ -97,10 +96,10 @@ class ChatReply:
 
 
 class ChatClient(Protocol):
-    """Answers calls, many at once, and retries what may be retried.
+    """Answers calls, many at once, with retries.
 
-    Raises TrainingError when it gives up, BudgetExhausted before it would overspend. A request that is refused for what
-    stands in it ends no run: its reply has no content and the finish reason `refused`.
+    Raises TrainingError when it gives up, BudgetExhausted before it would overspend. A request refused for its content
+    does not end a run: its reply has no content and the finish reason `refused`.
 
     One client serves one provider, all its models and any number of tasks of one event loop.
     """
@@ -110,35 +109,32 @@ class ChatClient(Protocol):
         ...
 
     async def close(self) -> None:
-        """Gives connections back."""
+        """Close connections."""
         ...
 
 
 @runtime_checkable
 class ChecksModels(Protocol):
-    """A client that can say, before anything is paid for, whether its provider has a model."""
+    """A client that can check, before anything is paid for, that its provider has a model."""
 
     async def check_models(self, names: Iterable[str]) -> None:
-        """Raises UserError for a name that the provider does not know."""
+        """Raise UserError for a name that the provider does not know."""
         ...
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# `FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as
-# OpenAI defines them).
-#
-# `nip_ray.text.jobs` builds on it the one function that makes a job exactly once.
+# ----------------------------------------------------------------------------------------------------------------------
+# `FineTuneBackend`: the interface of fine-tuning, and the formats of its files (JSON lines, as OpenAI defines them).
+# `nip_ray.text.jobs` has the function that creates a job exactly once.
 
 
 class InDoubt(Exception):
-    """Creating a job got no clear answer: it may exist or come to exist."""
+    """A creation request got no clear answer: the job may exist or appear later."""
 
 
 class FineTuneBackend(Protocol):
-    """A provider of fine-tuning. Every method but `submit` may be called again without harm, and retries what may be
-    retried.
+    """A provider of fine-tuning. Every method but `submit` can safely be repeated, and retries where possible.
 
-    Errors: UserError for what the user must mend (key, model, method), TrainingError when the provider stays away.
+    Errors: UserError for mistakes of the user (key, model, method), TrainingError when the provider is unreachable.
     """
 
     methods: frozenset[str]
@@ -150,38 +146,37 @@ class FineTuneBackend(Protocol):
         ...
 
     async def upload(self, name: str, data: bytes) -> str:
-        """The id of a file with this content; the same content is uploaded once. data: JSON lines in the OpenAI
-        form."""
+        """The id of a file with this content; equal content is uploaded once. data: JSON lines in the OpenAI form."""
         ...
 
     async def find(self, key: str) -> list[FineTuneJob]:
-        """All jobs with this key, the oldest first."""
+        """All jobs with this key, oldest first."""
         ...
 
     async def submit(self, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
-        """Create a job, by one request that is never repeated. Raises InDoubt when its fate is unknown."""
+        """Create a job, by one request that is never repeated. Raises InDoubt when the outcome is unknown."""
         ...
 
     async def poll(self, job_id: str) -> FineTuneJob:
-        """The present state of a job."""
+        """The current state of a job."""
         ...
 
     async def cancel(self, job_id: str) -> FineTuneJob:
-        """Cancel a job; one that is over stays as it is."""
+        """Cancel a job; a finished one stays as it is."""
         ...
 
     async def close(self) -> None:
-        """Gives connections back."""
+        """Close connections."""
         ...
 
 
 def supervised_line(chat: Chat, completion: str) -> dict[str, Any]:
-    """One example of supervised learning: what was said, and what to say next."""
+    """One supervised example: a chat and the next reply."""
     return {"messages": [*chat, {"role": "assistant", "content": completion}]}
 
 
 def dpo_line(chat: Chat, preferred: str, rejected: str) -> dict[str, Any]:
-    """One example of direct preference optimisation: what was said, the better and the worse continuation."""
+    """One example of direct preference optimisation: a chat, the better and the worse continuation."""
     return {
         "input": {"messages": list(chat)},
         "preferred_output": [{"role": "assistant", "content": preferred}],
@@ -197,40 +192,38 @@ def encode(lines: Iterable[dict[str, Any]]) -> bytes:
 
 
 def file_name(data: bytes) -> str:
-    """The name under which a file with this content is uploaded."""
+    """The name under which a file with this content is uploaded, a hash."""
     return f"nip-{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How long to wait before something is tried again, for calls and jobs of any kind.
+# ----------------------------------------------------------------------------------------------------------------------
+# Waits before a retry, for calls and jobs of any kind.
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MAX_WAIT_S = 3600.0
-"""The longest that a service may ask for: a longer wait ends the run with a message."""
+"""The longest wait that a service may request: a longer one ends the run with a message."""
 
 
 def backoff_s(
     seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S
 ) -> float:
-    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, shortened by up to half at
-    random."""
+    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, less up to half at random."""
     full = min(longest_s, first_s * 2 ** min(attempt, 30))
     return full * (1 - 0.5 * random.Random(stable_seed(seed, "retry", key, attempt)).random())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Which kinds of providers there are, and the clients that are made of them. Those that ship are imported when they are
-# first needed: their libraries are large, and not everybody has all of them.
+# ----------------------------------------------------------------------------------------------------------------------
+# The kinds of providers, and the clients made from them. Built-in kinds are imported when first needed: their libraries
+# are large, and not always installed.
 
 
 @dataclass(frozen=True)
 class Connection:
     """Ingredients of clients and backends.
 
-    settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host:
-    what `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: what
-    calls are paid from and wait for; a client that books its attempts itself keeps to them, for all others
-    `MeteredChat` does.
+    settings: of the provider. name: in the config. run_dir: a backend may keep files there, named after `name`. host:
+    the result of `Provider.start`. seed: of the run. max_in_flight: maximum concurrent calls. budget, throttle: pay for
+    calls and delay them; a client that books its attempts itself applies them, otherwise `MeteredChat` does.
     """
 
     settings: Any
@@ -245,12 +238,12 @@ class Connection:
 
 @dataclass(frozen=True)
 class Provider:
-    """Functions that put a kind of provider to work. Each function raises UserError for a missing key or library.
+    """The functions of a kind of provider. Each raises UserError for a missing key or library.
 
-    chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not
-    fine-tune). start, stop: of actors that all processes of a run share, from settings and the run folder. actors:
-    those of what `start` returned that are watched for hangs (`nip_ray.cluster.liveness`), by what messages call them.
-    books_itself: the client keeps to budget and limits by itself.
+    chat: makes a client (None: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (None: it does not
+    fine-tune). start, stop: of actors that all processes of a run share, from settings and the run folder. actors: name
+    in messages -> those of the result of `start` that are watched for hangs (`nip_ray.cluster.liveness`). books_itself:
+    the client applies budget and limits itself.
     """
 
     chat: Callable[[Connection], ChatClient] | None
@@ -262,19 +255,18 @@ class Provider:
 
 
 PROVIDERS: dict[str, Provider] = {}
-"""Kinds that plugins add, by the name in a config. Those that ship are the modules beside this one, which have a
-`PROVIDER`."""
+"""Kinds that plugins add, by the name in a config. Built-in ones are the modules beside this one with a `PROVIDER`."""
 
 
 def provider_of(settings: Any) -> Provider:
-    """The kind of provider that has these settings."""
+    """The kind of provider with these settings."""
     if settings.name in PROVIDERS:
         return PROVIDERS[settings.name]
     return importlib.import_module(f"nip_ray.text.providers.{settings.name}").PROVIDER
 
 
 def chat_client(connection: Connection) -> ChatClient:
-    """A client that keeps to budget and limits. Raises UserError for a missing key or library."""
+    """A client within budget and limits. Raises UserError for a missing key or library."""
     kind, settings = provider_of(connection.settings), connection.settings
     if kind.chat is None:
         raise UserError(f"providers.{connection.name}: {settings.name} answers no calls; choose another provider")
@@ -295,27 +287,25 @@ def fine_tune_backend(connection: Connection) -> FineTuneBackend:
     return kind.fine_tuning(connection)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# `MeteredChat`: a client with its calls counted, priced and limited, so that the client itself knows nothing of money.
-#
-# - what a call can cost at most is set aside before it, and what it cost is booked after it;
-# - a call that failed may have been billed, unless calls are free or the failure is the user's to mend (UserError): its
-# worst case is
-# booked as uncertain. A client that repeats attempts which may have been billed has to book each itself, as
-# `OpenAIChat` does.
+# ----------------------------------------------------------------------------------------------------------------------
+# `MeteredChat`: counts, prices and limits a client's calls, so that the client itself need not know of money.
+# - the maximum cost of a call is set aside before it, and its actual cost is booked after it;
+# - a failed call may have been billed, unless calls are free or the mistake is the user's (UserError): its worst case
+#   is booked as uncertain. A client that retries attempts which may have been billed has to book each itself, as
+#   `OpenAIChat` does.
 
 
 class MeteredChat:
-    """Wraps a client. `cost_pusd` of its replies is filled in by the prices."""
+    """Wraps a client. Fills in `cost_pusd` of its replies by the prices."""
 
     def __init__(
         self, client: ChatClient, budget: BudgetLike, prices: PriceList, throttle: Throttle | None = None
     ) -> None:
-        """budget: what calls are paid from. throttle: what they wait for (none: nothing)."""
+        """budget: pays for calls. throttle: delays them (None: no limit)."""
         self._client, self._budget, self._prices, self._throttle = client, budget, prices, throttle
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """See `ChatClient.complete`. Raises BudgetExhausted before a call that could cost more than is left."""
+        """See `ChatClient.complete`. Raises BudgetExhausted before a call that could cost more than what is left."""
         price = self._prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
         estimate = estimated_prompt_tokens(request.messages) + request.max_tokens

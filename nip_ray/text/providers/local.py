@@ -1,10 +1,10 @@
-"""The provider `local`: calls to and fine-tuning of the language model on this cluster, over `nip_ray.serving.host`.
+"""The provider `local`: calls and fine-tuning of a language model on this cluster, by `nip_ray.serving.host`.
 
 Decisions that matter here:
-- a call without a seed gets one from its key, so that the same call has the same reply in every run. A call whose task
-  is cancelled stops being generated;
-- the host keeps one job for a key, on disk. So looking a job up is exact, and a submission whose answer was lost is
-  settled by the first look: there is no time of doubt.
+- a call without a seed gets one from its key, so that the same call has the same reply in every run. Cancelling a
+  call's task stops its generation;
+- the host stores one job per key on disk. So looking a job up is exact, and a lost answer to a submission is settled by
+  the first look.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ class LocalChat:
     """Answers by the host's chat actor, all models of its folder."""
 
     def __init__(self, host: LocalHost) -> None:
-        """The host stays whoever started it's to stop."""
+        """The caller that started the host stops it."""
         self._actor = host.chat
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """See `ChatClient.complete`. Raises UserError for a model that is not here."""
+        """See `ChatClient.complete`. Raises UserError for an unknown model."""
         from nip_ray.serving.generation import GenerationRequest
 
         seed = stable_seed(0, "reply", request.key) if request.seed is None else request.seed
@@ -39,7 +39,7 @@ class LocalChat:
         return ChatReply(made.text, made.finish_reason, made.prompt_tokens, made.completion_tokens)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
     async def _generate(self, *arguments: Any) -> Any:
         reference = self._actor.generate.remote(*arguments)
@@ -60,7 +60,7 @@ class LocalJobs:
     doubt_s: float = 0.0
 
     def __init__(self, host: LocalHost) -> None:
-        """The host stays whoever started it's to stop."""
+        """The caller that started the host stops it."""
         self._actor = host.training
 
     async def check(self, model: str, method: Method) -> None:
@@ -70,7 +70,7 @@ class LocalJobs:
         await _answer(self._actor.check.remote(model))
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend.upload`; the id is the content's SHA-256 sum, whatever its name."""
+        """See `FineTuneBackend.upload`; the id is the content's SHA-256 sum, for any name."""
         return await _answer(self._actor.upload.remote(data))
 
     async def find(self, key: str) -> list[FineTuneJob]:
@@ -95,7 +95,7 @@ class LocalJobs:
         return (await _answer(self._actor.cancel.remote(job_id))).brief()
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 async def _answer(reference: Any) -> Any:

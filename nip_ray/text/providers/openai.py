@@ -1,19 +1,15 @@
-"""The provider `openai`: any service that speaks the OpenAI protocol. Its chat client, over the unmodified `openai`
-SDK.
+"""The provider `openai`: any service with the OpenAI protocol. Its chat client, over the unmodified `openai` SDK.
 
 Decisions that matter here:
-- one attempt per SDK call; retries are ours, so that they keep to the budget, the rate limits and one idempotency key
-  per call;
-- the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: the same request at
-  about a third of the processor time. What comes back is checked here;
+- one attempt per SDK call; retries are made here, within the budget, the rate limits and one idempotency key per call;
+- the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: a third of the processor time.
+  Responses are checked here;
 - an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as
   uncertain and set aside again before the next attempt. So is that of a reply without a count of tokens;
-- services have words of their own for why a reply ended. A reply whose word is not known is not used, and a warning
-  says so once;
-- a call that is refused for what stands in it (its content, its length) is a reply that cannot be used, and no end of a
-  run: the next call may be answered. Where the service's words leave open whether it is that, the same call is made
-  with other words in the place of what was said: if that is answered, the words were refused. Only what is refused with
-  any words is the user's to mend.
+- services have their own words for why a reply ended. A reply with an unknown word is not used, with one warning;
+- a call refused for its content or length is an unusable reply and does not end the run: the next call may be answered.
+  If the service's words leave the cause open, the same call is made with other content: if that is answered, the
+  content was refused. Only calls refused with any content are the user's mistake.
 """
 
 import asyncio
@@ -65,15 +61,14 @@ FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("refusal", "sensitive", "guardrail_intervened", "content_filtered"), "content_filter"),
     **dict.fromkeys(("error", "abort", "other", "network_error", "insufficient_system_resource"), "unknown"),
 }
-"""Words of services for how a reply ended; any other word counts as "unknown", and such a reply is not used."""
+"""Words of services for the end of a reply; any other counts as "unknown", and such a reply is not used."""
 REASONING = ("reasoning_content", "reasoning")
-"""Where services put reasoning beside a message's content."""
+"""Keys of reasoning beside a message's content."""
 
 _OTHER_WORDS = "Hello"
-"""Stands in the place of all that was said, in `_is_refused_for_words`."""
+"""Replaces all messages in `_is_refused_for_words`."""
 _NOT_YET = 5
-"""Repeats of a call whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in
-time."""
+"""Retries of a call whose model the service does not know: a new fine-tuned model takes time to appear everywhere."""
 _TRIED_TOKENS = 16
 _CAN_BE_LEFT_OUT = ("seed", "temperature", "top_p", "response_format", "reasoning_effort")
 
@@ -87,9 +82,8 @@ def idempotency_key(key: str) -> str:
 
 @dataclass
 class _Call:
-    """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of
-    tokens was sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat.complete`.
-    """
+    """A call in flight. worst: of one attempt. estimate: of its tokens. attempts: failed ones. renamed: its token limit
+    was sent under its other name. uncertain: possible cost of failed attempts. is_new: see `OpenAIChat.complete`."""
 
     request: ChatRequest
     price: Price
@@ -102,12 +96,12 @@ class _Call:
 
 
 class OpenAIChat:
-    """See `nip_ray.text.providers.interface.ChatClient`. All tasks of one event loop may use it at once."""
+    """See `nip_ray.text.providers.interface.ChatClient`. For all tasks of one event loop."""
 
     def __init__(
         self, provider: OpenAIProvider, limiter: Throttle, budget: BudgetLike, *, max_in_flight: int = 64, seed: int = 0
     ) -> None:
-        """max_in_flight: requests at once, further ones wait. seed: of the retries' jitter.
+        """max_in_flight: concurrent requests; further ones wait. seed: of the retries' jitter.
 
         Raises UserError when the key or the SDK is missing.
         """
@@ -121,12 +115,10 @@ class OpenAIChat:
         self.prices = PriceList(provider.prices, needed=budget.in_usd)
 
     async def complete(self, request: ChatRequest, is_new: bool = True) -> ChatReply:
-        """The reply to one call; one that is refused for what stands in it has the finish reason refused and no
-        content.
+        """The reply to one call; one refused for its content has the finish reason `refused` and no content.
 
-        is_new: the model may be one that the service has made and does not know everywhere. Raises UserError for a key,
-        model or request that the service does not accept, BudgetExhausted, and TrainingError when `max_retries` more
-        attempts did not help.
+        is_new: the service may have just made the model and not know it everywhere. Raises UserError for a key, model
+        or request that the service does not accept, BudgetExhausted, and TrainingError after `max_retries` retries.
         """
         price = self.prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
@@ -148,11 +140,10 @@ class OpenAIChat:
             await self._react(call, outcome)
 
     async def check_models(self, names: Iterable[str]) -> None:
-        """Raises UserError for a name that the service does not know, with those that are near; TrainingError when it
-        does not answer.
+        """Raise UserError for a name unknown to the service, with similar ones; TrainingError if it does not answer.
 
-        Lists are not complete: a name that is not listed is tried by one call of a few tokens, and warned of where that
-        is answered.
+        Lists may be incomplete: an unlisted name is tried by one call of a few tokens, with a warning if that is
+        answered.
         """
         known = await self._listed()
         if known is None:
@@ -168,7 +159,7 @@ class OpenAIChat:
                 await self.complete(request, is_new=False)
             except Refused as error:
                 said = str(error)
-            if said is not None:  # raised here, so that nothing hangs on it
+            if said is not None:  # raised here, without the failed call as its context
                 raise UserError(
                     f"{self.where} does not list the model {name!r}, and refuses a call to it: {said}{hint}"
                 )
@@ -177,7 +168,7 @@ class OpenAIChat:
             )
 
     async def _listed(self) -> list[str] | None:
-        """The models that the service lists, none of them where the list cannot be read; None where it has none."""
+        """The models that the service lists, [] if the list cannot be read; None if it has none."""
         try:
             body = await self._get("/models")
         except (Refused, TrainingError):
@@ -194,11 +185,11 @@ class OpenAIChat:
             return False
 
     async def close(self) -> None:
-        """Gives connections back."""
+        """Close connections."""
         await self._service.close()
 
     async def _paid(self, call: _Call, request: ChatRequest, worst: Amount) -> tuple[Reservation, Any]:
-        """(what was set aside for a request on behalf of `call`, the parsed body of a success or a Failure)."""
+        """(the reservation for a request on behalf of `call`, the parsed body of a success or a Failure)."""
         try:
             reservation = await self._budget.reserve(worst)
         except BudgetExhausted as error:
@@ -232,8 +223,7 @@ class OpenAIChat:
             )
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
-        """True if the call was refused for what stands in it, so that others may be answered. What asking that costs is
-        uncertain."""
+        """True if the call was refused for its content, so others may be answered. This check's cost is uncertain."""
         if failure.reaction in ("refused", "too_long") and (
             failure.reaction == "refused" or _form(call.request) in self._answered
         ):
@@ -266,7 +256,7 @@ class OpenAIChat:
         return _read_reply(outcome, call) or self._service.in_answer(outcome, call.request.model)
 
     def _warn(self, message: str, about: str) -> None:
-        """Once for each thing that it is about."""
+        """Warn once per subject."""
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, stacklevel=3)
@@ -307,8 +297,8 @@ class OpenAIChat:
         return reply
 
     async def _react(self, call: _Call, failure: Failure) -> None:
-        """Get ready for the next attempt, or raise what ends the call."""
-        # the model may be renamed already: others were in flight
+        """Prepare the next attempt, or raise the error that ends the call."""
+        # the limit may be renamed already: others were in flight
         if failure.reaction == "rename_limit" and not call.renamed:
             call.renamed = True
             self._renamed.add(call.request.model)
@@ -317,7 +307,7 @@ class OpenAIChat:
             failure.reaction == "not_yet" and call.is_new and call.attempts < min(_NOT_YET, self._provider.max_retries)
         )
         if failure.reaction not in ("retry", "pause") and not may_come:
-            # Where the service names members of the request that can be left out, say how.
+            # If the service names members of the request that can be left out, say how.
             body = self._body(call.request)
             named = [name for name in _CAN_BE_LEFT_OUT if name in body and re.search(rf"\b{name}\b", failure.said)]
             if failure.status in (400, 422) and named:
@@ -340,7 +330,7 @@ class OpenAIChat:
         await asyncio.sleep(wait_s)
 
     async def _get(self, path: str) -> Any:
-        """The body of an answer, None where the service has no such thing. Raises UserError or TrainingError."""
+        """The body of an answer, None if the service has no such endpoint. Raises UserError or TrainingError."""
 
         async def get() -> Any:
             async with asyncio.timeout(self._provider.timeout_s):
@@ -353,12 +343,12 @@ class OpenAIChat:
 
 
 def _form(request: ChatRequest) -> tuple[str, str, int]:
-    """Equal for calls of the same settings."""
+    """Equal for calls with the same settings."""
     return request.model, request.agent, request.max_tokens
 
 
 def _read_reply(body: Any, call: _Call) -> ChatReply | None:
-    """The reply in a body, None when it is no chat completion."""
+    """The reply in a body, None if it is not a chat completion."""
     try:
         choice = body["choices"][0]
         content, thought = _texts(choice["message"].get("content"))
@@ -381,8 +371,7 @@ def _read_reply(body: Any, call: _Call) -> ChatReply | None:
 
 
 def _texts(content: Any) -> tuple[str | None, str]:
-    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError where it is
-    neither."""
+    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError otherwise."""
     if content is None or isinstance(content, str):
         return content, ""
     said = "".join(part["text"] for part in content if part["type"] == "text")
@@ -391,11 +380,10 @@ def _texts(content: Any) -> tuple[str | None, str]:
 
 
 def _usage(usage: Any, has_text: bool) -> tuple[int, int, int, int]:
-    """Tokens of prompt and completion, and how many of them were cached and of reasoning; only zeros where they are not
-    told.
+    """Tokens of prompt and completion, and their cached and reasoning parts; zeros if not reported.
 
-    Services that count reasoning apart from the completion add it in the total alone. has_text: so that no tokens
-    cannot be the count.
+    Services that count reasoning apart from the completion add it only to the total. has_text: then a count of zero is
+    invalid.
     """
     prompt, completion, total = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
     if prompt is None or completion is None:
@@ -409,7 +397,7 @@ def _usage(usage: Any, has_text: bool) -> tuple[int, int, int, int]:
 
 
 def _count(found: Any, *names: str) -> int | None:
-    """The count at this place, None where there is none."""
+    """The count at this place, None if there is none."""
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     return found if type(found) is int and found >= 0 else None

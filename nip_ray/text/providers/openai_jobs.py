@@ -1,14 +1,14 @@
-"""`OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol.
+"""`OpenAIJobs`: fine-tuning jobs of any service with the OpenAI protocol.
 
 Decisions that matter here:
-- what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two
+- all requests but creations are retried (`OpenAIService.patiently`): repeating those may make, and charge for, two
   jobs;
 - a job carries its key twice: as metadata, by which it is listed, and at the end of its suffix, for services that drop
-  metadata. The answer to a listing is filtered here as well, since some services ignore the filter;
+  metadata. Lists are also filtered here, since some services ignore the filter;
 - a file is named by the SHA-256 of its content, so that the same content is found instead of uploaded again;
-- an answer 4xx to a creation means that nothing was made; no answer, or 5xx, that nobody knows.
-- a refusal that a later request may not meet (the file is still being processed, a limit of the day) is waited out, as
-  a 429 is.
+- an answer 4xx to a creation means that nothing was created; no answer, or 5xx, leaves it in doubt;
+- a refusal that a later request may not meet (the file is still being processed, a daily limit) is waited out, like a
+  429.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _WORDS: dict[JobStatus, str] = {
 }
 _STATUS: dict[str, JobStatus] = {word: status for status, words in _WORDS.items() for word in words.split()}
 _STOPPING = ("cancelling", "canceling", "cancel_requested", "cancellation_requested", "pausing", "resuming")
-"""Status of jobs that run."""
+"""Status of jobs that still run."""
 
 
 class OpenAIJobs:
@@ -64,9 +64,8 @@ class OpenAIJobs:
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def check(self, model: str, method: Method) -> None:
-        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the
-        first job is asked for, that it refuses the method; nothing is charged for that job.
-        """
+        """See `FineTuneBackend`. A service that checks a job's file before its method refuses the method only at the
+        first job; nothing is charged for that job."""
         if not self._provider.fine_tuning:
             raise UserError(
                 "providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider"
@@ -85,8 +84,7 @@ class OpenAIJobs:
             await self._probe(model, method, is_listed)
 
     async def _probe(self, model: str, method: Method, is_listed: bool) -> None:
-        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for
-        method or model."""
+        """Request a job on a missing file. It cannot start, but the refusal may name the method or the model."""
         jobs, asked = self._client.fine_tuning.jobs, {"type": method}
         try:
             job = await self._patiently(
@@ -95,7 +93,7 @@ class OpenAIJobs:
         except Refused as error:
             if method != "supervised" and _FOR_THE_METHOD.search(str(error)):
                 raise UserError(
-                    f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm"
+                    f"{error}; {method} is not available for {model!r} there, choose another provider or algorithm"
                 ) from None
             if not is_listed and (isinstance(error, NotThere) or "model" in str(error).lower()):
                 raise UserError(
@@ -103,11 +101,10 @@ class OpenAIJobs:
                 ) from None
             return
         if job.id:
-            await self.cancel(job.id)  # a service that looks at files later
+            await self.cancel(job.id)  # a service that checks files later
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash
-        (`file_name`)."""
+        """See `FineTuneBackend`. `name` is for people; at the service content is named by its hash (`file_name`)."""
         del name
         async with self._uploading[file_name(data)]:
             file_id = await self._find_file(data)
@@ -119,8 +116,7 @@ class OpenAIJobs:
         raise TrainingError(f"{self._where} takes no files; when it works again, resume the run")
 
     async def find(self, key: str) -> list[FineTuneJob]:
-        """See `FineTuneBackend`. Where the filter finds nothing all jobs are looked through: the service may not keep
-        metadata."""
+        """See `FineTuneBackend`. If the filter finds nothing all jobs are searched: the service may drop metadata."""
         mine = await self._list(key, metadata={_KEY: key}) or await self._list(key)
         mine.sort(key=lambda job: (getattr(job, "created_at", None) or 0, job.id))
         return [_as_job(job, key) for job in mine]
@@ -143,7 +139,7 @@ class OpenAIJobs:
         except self._service.errors as error:
             failure = self._service.failure(error)
             named = [name for name in optional if re.search(rf"\b{name}\b", failure.said)]
-            if failure.status in (400, 422) and named:  # nothing was made
+            if failure.status in (400, 422) and named:  # nothing was created
                 warnings.warn(
                     f"{self._where} takes no {' and '.join(named)} of fine-tuning jobs: left out", stacklevel=2
                 )
@@ -169,7 +165,7 @@ class OpenAIJobs:
         """See `FineTuneBackend`."""
         try:
             job = await self._patiently(lambda: self._client.fine_tuning.jobs.cancel(job_id))
-        except Refused:  # over already
+        except Refused:  # already over
             return await self.poll(job_id)
         return _as_job(job)
 
@@ -187,7 +183,7 @@ class OpenAIJobs:
         return [job for job in jobs if _has_key(job, key)]
 
     async def _is_listed(self, model: str) -> bool:
-        """True if the service names the model; lists need not be complete."""
+        """True if the service lists the model; lists may be incomplete."""
         try:
             await self._patiently(lambda: self._client.models.retrieve(model))
         except Refused:
@@ -198,7 +194,7 @@ class OpenAIJobs:
         return True
 
     async def _find_file(self, data: bytes, within_s: float = 0.0) -> str | None:
-        """The id of a file with this content; asks again and again until `within_s` have passed."""
+        """The id of a file with this content; polls until `within_s` have passed."""
         for share in (0.0, 0.1, 0.3, 0.6) if within_s else (0.0,):
             await asyncio.sleep(share * within_s)
             for file in await self._patiently(lambda: _all(self._client.files.list(purpose="fine-tune"))):
@@ -208,7 +204,7 @@ class OpenAIJobs:
         return None
 
     async def _upload_once(self, data: bytes, attempt: int) -> str | None:
-        """The id of the file made; None in doubt, after the wait for the next attempt."""
+        """The id of the new file; None in doubt, after the wait for the next attempt."""
         try:
             return (await self._client.files.create(file=(file_name(data), data), purpose="fine-tune")).id
         except self._service.errors as error:
@@ -236,8 +232,7 @@ class OpenAIJobs:
 
 
 def method_of(spec: FineTuneSpec) -> dict[str, Any]:
-    """The `method` of a creation; what is None is left to the service. What `tuning_keys` names has no place in this
-    protocol."""
+    """The `method` of a creation; None values are left to the service. `tuning_keys` have no place in this protocol."""
     chosen = {
         "n_epochs": spec.num_epochs,
         "batch_size": spec.batch_size,
@@ -251,7 +246,7 @@ def method_of(spec: FineTuneSpec) -> dict[str, Any]:
 
 
 async def _all(pages: AsyncIterable[Any]) -> list[Any]:
-    """Everything that is listed, of all pages; a service that ignores the cursor sends the first page for ever."""
+    """The items of all pages; a service that ignores the cursor repeats the first page."""
     found: dict[str, Any] = {}
     async for entry in pages:
         if entry.id in found:
@@ -269,12 +264,12 @@ def _has_key(job: Any, key: str) -> bool:
 
 
 def _as_job(job: Any, key: str = "") -> FineTuneJob:
-    """A model that has no name, and tokens that are no positive count, are none."""
+    """The job; unnamed models and token counts that are not positive are None."""
     error, word = getattr(job, "error", None), str(getattr(job, "status", None))
     is_known = word.lower() in (*_STATUS, *_STOPPING)
     if not is_known:
         warnings.warn(
-            f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for",
+            f"fine-tuning job {job.id} is {word!r}, which is an unknown status; it is waited for",
             stacklevel=2,
         )
     model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)
@@ -290,11 +285,11 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
 
 
 def _reason(error: Any) -> str | None:
-    """Why a job ended, in the service's words: OpenAI's object, or a text, a list or a mapping of other services."""
+    """The reason a job ended, in the service's words: OpenAI's object, or a text, list or mapping of other services."""
     if isinstance(error, list):
         return "; ".join(filter(None, map(_reason, error))) or None
     if hasattr(error, "__dict__"):
-        error = vars(error) | (getattr(error, "model_extra", None) or {})  # what the SDK makes of an object
+        error = vars(error) | (getattr(error, "model_extra", None) or {})  # the SDK's form of an object
     if isinstance(error, dict):
         error = next((error[name] for name in ("message", "detail", "msg", "code") if error.get(name)), None)
     return None if error in (None, "") else str(error)

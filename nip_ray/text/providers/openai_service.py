@@ -1,11 +1,10 @@
-"""`OpenAIService`: one service of the OpenAI protocol, as its chat client and its fine-tuning jobs see it: address,
-key, errors, patience.
+"""`OpenAIService`: a service of the OpenAI protocol for chats and fine-tuning jobs: address, key, errors, retries.
 
 Decisions that matter here:
-- the SDK's own repeats are off: its default sends a creation up to three times without any key. What may be repeated is
-  repeated here (`patiently`) or by who sends it, and all wait by one rule (`wait_s`);
-- the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Nothing of the
-  SDK's exceptions is kept: their requests hold it, and services like to quote it.
+- the SDK's own retries are off: its default sends a creation up to three times without any key. Retries are made here
+  (`patiently`) or by the caller, with the waits of `wait_s`;
+- the key is read from the environment when the client is made, and kept only in the SDK's client. The SDK's exceptions
+  are not kept: their requests hold the key, and services quote it.
 """
 
 import asyncio
@@ -35,29 +34,25 @@ T = TypeVar("T")
 _USER = re.compile(r"//[^/@]*@")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What an attempt at a service failed by, and what is to be done: a table of reactions, for calls and jobs alike.
-#
-# - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed
-# (`lost`), and so
-#   may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been made before that;
-# - an error is an error whatever the status: some services send it under 200;
-# - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
-# - what the service said stands in the message. What it may mean is added only where its words say so: the same status
-# has many causes;
-# - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
+# ----------------------------------------------------------------------------------------------------------------------
+# Failures of an attempt at a service, and the reactions to them, for calls and jobs alike.
+# - an answer that refuses costs nothing; no answer, or an unreadable one, may have been billed (`lost`), and so may a
+#   failure of the service or of a gateway (any 5xx but 501): the reply may have been made before that;
+# - an error is an error under any status: some services send it under 200;
+# - waits that the service requests are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
+# - messages quote the service. An explanation is added only if its words support it: the same status has many causes;
+# - the SDK's exceptions are not kept: they hold requests with their headers, and so the key.
 
 Reaction = Literal["retry", "pause", "not_yet", "refused", "too_long", "rename_limit", "user", "fatal"]
 """retry: again after a wait. pause: the same, and everyone waits. not_yet: the same, a few times: the model may be new.
 refused: the content is not wanted. too_long: the request does not fit into the model's context. rename_limit: again
-with `max_completion_tokens`. user: the user must mend it. fatal: no use in trying again."""
+with `max_completion_tokens`. user: the user must fix it. fatal: retrying is useless."""
 
 MAX_MESSAGE = 500
 
 NO_SUCH_PLACE = (404, 405, 501)
 MAY_BE_THE_CONTENT = (400, 403, 406, 413, 422, 424, 451)
-"""Statuses by which services and gateways refuse a request for what stands in it, as well as for what the user must
-mend."""
+"""Statuses by which services and gateways refuse a request for its content, but also for mistakes of the user."""
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _POLICY = re.compile(
     r"content_policy|content.?filter|moderation|content (management )?policy|contentpolicy|usage policy|safety"
@@ -80,9 +75,8 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service
-    asks for. said: the service's own words, its code among them.
-    """
+    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: requested by the
+    service. said: the service's own words, its code among them."""
 
     reaction: Reaction
     message: str
@@ -92,9 +86,8 @@ class Failure:
     said: str = ""
 
     def error(self) -> UserError | TrainingError:
-        """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals
-        that are no matter of keys, TrainingError for all else.
-        """
+        """The exception that ends the call: UserError for mistakes of the user, NotThere and Refused for refusals
+        unrelated to keys, TrainingError for all else."""
         if self.reaction in ("retry", "pause", "fatal"):
             return TrainingError(self.message)
         if self.status in (None, 401):
@@ -105,26 +98,25 @@ class Failure:
 
 
 class KeyMayNot(UserError):
-    """The key may not do this, and may do other things."""
+    """The key lacks permission for this request."""
 
 
 class Refused(UserError):
-    """The service will not do this: a 4xx that is no matter of keys."""
+    """The service refuses this: a 4xx unrelated to keys."""
 
 
 class NotThere(Refused):
-    """The service has no such place or thing."""
+    """The service has no such endpoint or object."""
 
 
 def lost(message: str) -> Failure:
-    """No answer, or none that can be read."""
+    """No answer, or an unreadable one."""
     return Failure("retry", message, lost=True)
 
 
 def refused(status: int, body: Any, headers: Mapping[str, str], where: str, variable: str, model: str) -> Failure:
-    """An answer with an error status. where: the service's address. variable: where the key comes from. model: that was
-    asked (none: the request was for something else). body: the error as it came, but for secrets.
-    """
+    """An answer with an error status. where: the service's address. variable: the source of the key. model: of the
+    request (None: not about a model). body: the error, without secrets."""
     error = _error(body)
     codes = [str(error[name]) for name in ("code", "type", "status") if error.get(name)]
     text = _printable(str(error.get("message") or " ".join(codes) or "no reason given"))
@@ -162,15 +154,15 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
 
 
 def is_about_words(said: str) -> bool:
-    """True if a refusal in these words is for what stands in the request: its content, or its length."""
+    """True if a refusal in these words is about the request's content or length."""
     return bool(_POLICY.search(said) or _TOO_LONG.search(said))
 
 
 def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
-    """The failure in an answer under status 200 without a result: the error in it, or nothing that can be read."""
+    """The failure in an answer under status 200 without a result: the error in it, or unreadable content."""
     error = _error(body) if isinstance(body, dict) and body.get("error") else {}
     if not error:
-        return lost(f"{where} sent something that is not what was asked for")
+        return lost(f"{where} sent an unexpected answer")
     codes = [str(error.get(name)) for name in ("code", "status", "status_code")]
     status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 0)
     if status:
@@ -182,8 +174,7 @@ def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), None without them. now: seconds since
-    1970."""
+    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), else None. now: seconds since 1970."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -203,8 +194,7 @@ def _printable(text: str) -> str:
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """The error object of an answer: OpenAI's `{"error": {...}}`, or what other services send in its place, with a
-    `message`."""
+    """The error object of an answer: OpenAI's `{"error": {...}}`, or other services' equivalents, with a `message`."""
     if isinstance(body, bytes | str):
         try:
             body = json.loads(body)
@@ -222,7 +212,7 @@ def _error(body: Any) -> dict[str, Any]:
 
 
 def _flat(message: Any) -> str:
-    """A message as one text; FastAPI lists what is wrong with each part of a request."""
+    """A message as one text; FastAPI lists the fault of each part of a request."""
     if isinstance(message, str):
         return message
     if isinstance(message, list):
@@ -236,7 +226,7 @@ def _flat(message: Any) -> str:
 
 
 def _page_text(page: str) -> str:
-    """Text of a gateway's page for people: its title, and the beginning of its text."""
+    """Text of a gateway's HTML page: its title, and the beginning of its text."""
     if "<" not in page:
         return page
     title = _TITLE.search(page)
@@ -244,12 +234,12 @@ def _page_text(page: str) -> str:
     return unescape(": ".join(filter(None, (" ".join(part.split()) for part in words))))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # The service.
 
 
 def base_url(provider: OpenAIProvider) -> str:
-    """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's. Raises UserError for what is no address."""
+    """The service's address: settings, else $OPENAI_BASE_URL, else OpenAI's. Raises UserError for an invalid one."""
     address = str(provider.address).strip()
     if fault := address_fault(address):
         raise UserError(f"{'base_url' if provider.base_url else f'${provider.base_url_variable}'}: {fault}")
@@ -257,7 +247,7 @@ def base_url(provider: OpenAIProvider) -> str:
 
 
 def api_key(provider: OpenAIProvider) -> str:
-    """The key. Raises UserError naming the variable when it is not set, or cannot be sent."""
+    """The key. Raises UserError naming the variable if it is not set, or cannot be sent."""
     return secret(provider.api_key_variable, _where(base_url(provider)))
 
 
@@ -267,21 +257,20 @@ def _where(address: str) -> str:
 
 
 def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI":
-    """The SDK's client for this service: no retries of its own, a connection for every call in flight."""
+    """The SDK's client for this service: without retries, with a connection for every call in flight."""
     openai = require("openai", "text")
     httpx2 = require("httpx2", "text")
     limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
 
     async def readable(response: "httpx2.Response") -> None:
-        """A success that is not JSON is a proxy's page: the SDK's types would be made of it, or errors that say
-        nothing."""
+        """Raise an error if a success is not JSON but a proxy's page, which the SDK would parse into its types."""
         if response.is_success:
             try:
                 json.loads(await response.aread())
             except (ValueError, RecursionError):
                 raise httpx2.DecodingError("not JSON", request=response.request) from None
 
-    # aiohttp is there: ray[default] needs it
+    # installed with ray[default]
     http = openai.DefaultAioHttpClient(limits=limits, event_hooks={"response": [readable]})
     key, url = api_key(provider), urlsplit(base_url(provider))
     options: Any = {"default_query": dict(parse_qsl(url.query))} if url.query else {}
@@ -292,7 +281,7 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
 
 
 class OpenAIService:
-    """For one event loop. sdk: its client. where: its address, for people. errors: what a request can raise."""
+    """A service, for one event loop. sdk: its client. where: its address, for people. errors: that requests raise."""
 
     def __init__(
         self, provider: OpenAIProvider, max_in_flight: int = 16, seed: int = 0, first_wait_s: float = FIRST_WAIT_S
@@ -306,14 +295,13 @@ class OpenAIService:
         self.where = _where(base_url(provider))
         names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
         found: list[Any] = [getattr(require(module, "text"), name) for module, name in names.items()]
-        # all that a request can raise that did not work
+        # all exceptions of a failed request
         self.errors: tuple[type[Exception], ...] = (*found, TimeoutError, OSError)
         self.raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
         self._redact = Redactor([provider.api_key_variable])
 
     def failure(self, error: Exception, model: str = "") -> Failure:
-        """The failure behind one of `errors`; none of it is kept. model: that the request was for, if it was for
-        one."""
+        """The failure behind one of `errors`, which is not kept. model: of the request, if any."""
         import aiohttp
         import openai
 
@@ -322,7 +310,7 @@ class OpenAIService:
             variable = self.provider.api_key_variable
             return refused(error.status_code, body, error.response.headers, self.where, variable, model)
         causes: list[BaseException] = [error]
-        # the SDK and its transport give their own names to what the network said
+        # the SDK and its transport have their own names for network errors
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
         if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
@@ -332,7 +320,7 @@ class OpenAIService:
                 said = _printable(str(getattr(cause, "certificate_error", cause)))
                 trusted = "set SSL_CERT_FILE to a file with the certificate of the authority that signed it"
                 return Failure(
-                    "user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or mend base_url"
+                    "user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or fix base_url"
                 )
         if any(isinstance(cause, aiohttp.ClientConnectorSSLError) for cause in causes):
             return Failure(
@@ -351,16 +339,15 @@ class OpenAIService:
         return told_in_answer(json.loads(text), self.where, self.provider.api_key_variable, model)
 
     def wait_s(self, failure: Failure, key: str, attempt: int) -> float:
-        """Seconds before attempt number `attempt` + 1 of the request `key`: what the service asks for, else longer each
-        time."""
+        """Seconds before attempt number `attempt` + 1 of the request `key`: as the service requests, else growing."""
         jitter = backoff_s(self.seed, key, attempt, self._first_wait_s)
         return jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter
 
     async def patiently(self, call: Callable[[], Awaitable[T]], key: str = "jobs", max_retries: int | None = None) -> T:
-        """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests
-        apart. max_retries: none for the provider's.
+        """The result of a repeatable request, with retries unless the mistake is ours. key: identifies the request.
+        max_retries: None for the provider's.
 
-        Raises the failure's error (`Failure.error`) for a refusal, TrainingError after `max_retries` repeats.
+        Raises the failure's error (`Failure.error`) for a refusal, TrainingError after `max_retries` retries.
         """
         most = self.provider.max_retries if max_retries is None else min(max_retries, self.provider.max_retries)
         for attempt in count():
@@ -376,5 +363,5 @@ class OpenAIService:
         raise AssertionError
 
     async def close(self) -> None:
-        """Gives connections back."""
+        """Close connections."""
         await self.sdk.close()

@@ -1,17 +1,16 @@
-"""A model at a training service that both samples, with log-probabilities, and learns, behind the methods of
-`PolicyModel`.
+"""A model at a training service that samples, with log-probabilities, and learns, with the methods of `PolicyModel`.
 
 Decisions that matter here:
-- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token
-  times its advantage is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, in one pass. With a KL
-  term, or one ratio for the whole turn, `token_loss` itself is sent as the library's custom loss, which goes forward
-  once more. There is no entropy over all tokens;
-- gradient and step are asked for together, as the service likes it, and both are waited for. The library numbers its
-  requests, so that one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken:
-  the run ends, and a resumed one begins a new client from the weights and moments saved last. So no step is ever taken
-  twice on the same weights;
+- the service's own loss (`importance_sampling`; `ppo` if a bound on the ratio is set), weighted by each token's weight
+  times advantage, is `nip_ray.learning.token_losses.token_loss` with a ratio per token, in one pass. With a KL term, or
+  one ratio for the whole turn, `token_loss` itself is sent as the library's custom loss, which needs one more forward
+  pass. There is no entropy over all tokens;
+- gradient and step are requested together, as the service recommends, and both are awaited. The library numbers its
+  requests, so that a repeated one is not done twice. If no answer comes, it is unknown whether the step was taken: the
+  run ends, and a resumed one starts a new client from the weights and moments saved last. So no step is taken twice on
+  the same weights;
 - weights to sample from and to learn from are saved under one name, so the address of either gives that of the other;
-- the sampler has the weights of the last `take`, and may be asked while a step is taken. Log-probabilities are at
+- the sampler has the weights of the last `take`, and may be used while a step is taken. Log-probabilities are at
   temperature 1.
 """
 
@@ -45,14 +44,13 @@ from nip_ray.storage.files import put_in_place
 from nip_ray.text.providers.training_service import ADDRESS, SAMPLE, TRAIN, ServiceLink
 
 SAVED = "service.json"
-"""In the folder of a model that was kept: the address of its weights to sample from."""
-_SAMPLER_TTL_S = 30 * 24 * 3600  # of weights that only play: a checkpoint of a run that rests for longer has its own
-_UNBOUNDED = 1e6  # a ratio that is never reached, where only one bound is set
+"""In the folder of a saved model: the address of its weights to sample from."""
+_SAMPLER_TTL_S = 30 * 24 * 3600  # of weights that only play: a run that is paused for longer has checkpoints
+_UNBOUNDED = 1e6  # a ratio that is never reached, if only one bound is set
 
 
 class ServicePolicy:
-    """One set of weights. model: a base model of the service, or the address of saved weights. See `Policy` for its
-    methods.
+    """A set of weights. model: a base model of the service, or the address of saved weights. Methods: see `Policy`.
 
     Raises UserError for a missing library or key, and for a model that the service does not have.
     """
@@ -62,10 +60,10 @@ class ServicePolicy:
     def __init__(
         self, model: str, provider: TrainingServiceProvider, *, trained: bool, seed: int = 0, library: Any = None
     ) -> None:
-        """seed: of the adapters' first weights."""
+        """seed: of the adapters' initial weights."""
         self.model, self.trained, self.steps = model, trained, 0
         self._link, self._seed = ServiceLink(provider, library), seed
-        self._state: str | None = None  # from which the client that learns is made, optimiser included
+        self._state: str | None = None  # the start of the client that learns, optimiser included
         self._client: Any = None
         self._kept: dict[str, str] = {}  # name -> address of what this client has saved to sample from
         base = model
@@ -85,7 +83,7 @@ class ServicePolicy:
         self._start_logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Replies, in the order of the requests, all of which are sent at once."""
+        """Replies, in the order of the requests, which are all sent at once."""
         types, asked = self._link.types, []
         for request in requests:
             params = types.SamplingParams(
@@ -111,11 +109,11 @@ class ServicePolicy:
         return made
 
     def forget(self) -> None:
-        """Ask again for log-probabilities of the start model; the service's caches are its own affair."""
+        """Forget the log-probabilities of the start model; the service manages its own caches."""
         self._start_logprobs.clear()
 
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, by the weights that sample."""
+        """The log-probability of every token of these replies, by the sampling weights."""
         return self._logprobs_by(self._sampler, turns)
 
     def _logprobs_by(self, sampler: Any, turns: Sequence[Turn]) -> list[list[float]]:
@@ -132,7 +130,7 @@ class ServicePolicy:
         ]
 
     def keep_start(self, folder: Path) -> None:
-        """Tie KL divergences to the model that `save` put into `folder`, else to the one that this was made of."""
+        """Tie KL divergences to the model that `save` put into `folder`, else to the initial one."""
         saved = folder / SAVED
         self._start = self._sampler_of(
             json.loads(saved.read_text(encoding="utf-8"))["model"] if saved.is_file() else self.model
@@ -146,8 +144,8 @@ class ServicePolicy:
         max_tokens: int,
         surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
-        """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only
-        where it is told."""
+        """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only if
+        reported."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         mask_NT = _padded([[1.0] * len(turn.reply) for turn in turns])
         weight_NT = token_weights(mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
@@ -200,8 +198,7 @@ class ServicePolicy:
     def _descend(
         self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float
     ) -> tuple[Any, dict[str, float]]:
-        """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is
-        told."""
+        """Apply a requested gradient; return the metrics of both, and the norm if reported."""
         params = self._link.types.AdamParams(
             learning_rate=rate,
             beta1=0.9,
@@ -218,36 +215,35 @@ class ServicePolicy:
         return output, {"grad_norm": norms[0]} if norms else {}
 
     def _start_of(self, turns: Sequence[Turn]) -> list[list[float]]:
-        """Log-probabilities by the start model, each asked for once in an iteration."""
+        """Log-probabilities by the start model, computed once per iteration."""
         keys = [(tuple(turn.prompt), tuple(turn.reply)) for turn in turns]
         new = {key: turn for key, turn in zip(keys, turns, strict=True) if key not in self._start_logprobs}
         self._start_logprobs |= zip(new, self._logprobs_by(self._start, list(new.values())), strict=True)
         return [self._start_logprobs[key] for key in keys]
 
     def weights(self) -> dict[str, Any]:
-        """Where the weights that learn, as they are now, can be sampled from."""
+        """The address of the current learning weights, for sampling."""
         if self._client is None and self._state is None:
             return {"model": self.model}  # new adapters change nothing
         return {"model": self._saved(f"play-{self.steps:06d}", _SAMPLER_TTL_S)}
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Sample by these `weights` from here on."""
+        """Sample with these `weights` from now on."""
         self._sampler = self._sampler_of(weights["model"])
 
     def state(self) -> dict[str, Any]:
-        """Where the weights that learn and the optimizer's moments are kept, and the number of steps."""
+        """Addresses of the learning weights and the optimizer's moments, and the number of steps."""
         saved = self._link.result(self._learner().save_state(f"state-{self.steps:06d}", overwrite=True))
         return {"steps": self.steps, "path": saved.path}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Learn on, and sample, from a `state`: what was done since is as if it had never been."""
+        """Continue learning and sampling from a `state`; discards later changes."""
         self._client, self._state, self.steps = None, str(state["path"]), int(state["steps"])
         self._kept.clear()
         self.take(self.weights())
 
     def save(self, folder: Path) -> str:
-        """Keep the weights at the service, under the folder's name, and their address in the folder; returns that
-        address."""
+        """Save the weights at the service, under the folder's name, and their address in the folder; return it."""
         self._link.result(self._learner().save_state(folder.name, overwrite=True))
         address = self._saved(folder.name, None)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -260,17 +256,17 @@ class ServicePolicy:
         return address
 
     def close(self) -> None:
-        """End the session at the service; what was saved stays there."""
+        """End the session at the service; saved weights stay there."""
         self._link.close()
 
     def _saved(self, name: str, ttl_s: int | None) -> str:
-        """The address of the weights as they are now, to sample from, saved once under this name."""
+        """The address of the current weights, for sampling, saved once under this name."""
         if name not in self._kept:
             self._kept[name] = self._link.result(self._learner().save_weights_for_sampler(name, ttl_seconds=ttl_s)).path
         return self._kept[name]
 
     def _learner(self) -> Any:
-        """The client that learns, made when first asked for."""
+        """The client that learns, created on first use."""
         if not self.trained:
             raise TrainingError(f"{self.model}: this model is frozen")
         if self._client is None:
@@ -282,7 +278,7 @@ class ServicePolicy:
 
 
 def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] | None]:
-    """The service's loss that is PPO's with these settings, and its options."""
+    """The service's loss that equals PPO's with these settings, and its options."""
     assert isinstance(settings, RatioClipSettings)
     low, high = settings.clip_low, settings.clip_high
     if low is None and high is None:
@@ -298,15 +294,14 @@ def _logprobs(output: Mapping[str, Any]) -> Tensor:
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """(N, T), zero behind the end of a row."""
+    """(N, T), zero after the end of a row."""
     return torch.nn.utils.rnn.pad_sequence(
         [torch.tensor([*row], dtype=torch.float32) for row in rows], batch_first=True
     )
 
 
 def _finite(told: dict[str, float]) -> dict[str, float]:
-    """The figures. Raises TrainingError where the loss is not a number: whoever resumes goes back to what was saved
-    before."""
+    """The metrics. Raises TrainingError if the loss is not a number: a resumed run starts from the saved weights."""
     if not math.isfinite(told["loss"]):
         raise not_finite(f"loss {told['loss']}")
     return told

@@ -1,20 +1,17 @@
-"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning jobs
-and chats.
+"""Services with low-level training (forward and backward, optimiser step, sample, save): fine-tuning jobs and chats.
 
 Written against the client of the `tinker` package, 0.30 and later. Decisions that matter here:
-- it comes in through one door (`ServiceLink`), so that tests put something with the same names in its place. What fails
-  is told without the library's own text: nobody promises that it holds no key;
-- such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal
-  (`jobs.jsonl` in the backend's folder) says what was asked for, up to which step its weights are saved, and how it
-  ended. So `find` asks the journal, and no creation is ever in doubt;
-- after a kill the loop takes the same steps on from the last saved weights, optimiser included. Steps after those are
-  done, and billed, again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which
-  overwrites;
-- a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among
-  them, each at the price of training: for DPO the reference's, and two for each step (the service's own loss function
-  goes forward first);
-- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in
-  the journal.
+- the library is used only in `ServiceLink`, so that tests can replace it. Errors are reported without the library's own
+  text, which might hold a key;
+- such a service knows steps, not jobs, so jobs are implemented here: a loop in this process, and a journal
+  (`jobs.jsonl` in the backend's folder) of requests, saved steps and results. So `find` reads the journal, and no
+  creation is ever in doubt;
+- after a kill the loop continues from the last saved weights, optimiser included. Steps after those are repeated, and
+  billed again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
+- a job is billed for every journalled pass over tokens, repeated ones included, each at the price of training: for DPO
+  the reference's, and two for each step (the service's own loss function does a forward pass first);
+- a fine-tuned model is identified by the address of its sampling weights; the matching training weights are looked up
+  in the journal.
 """
 
 import asyncio
@@ -42,17 +39,16 @@ from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatReques
 from nip_ray.text.providers.openai_service import is_about_words
 
 ADDRESS = "tinker://"
-"""The beginning of the address of saved weights."""
+"""Prefix of the address of saved weights."""
 TRAIN, SAMPLE = "/weights/", "/sampler_weights/"
-"""In such an address, of weights to learn from and to sample from; the rest is the same for both."""
+"""Parts of such an address, of weights to learn from and to sample from; the rest is the same for both."""
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
-"""Where a spec leaves the choice to us."""
+"""Defaults for what a spec leaves open."""
 _NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
 
 
 class ServiceLink:
-    """The library, and one client of the service. library: what has `ServiceClient`, `RestClient` and `types` (none:
-    `tinker`).
+    """The library and a client of the service. library: has `ServiceClient`, `RestClient` and `types` (None: `tinker`).
 
     Raises UserError for a missing library or key.
     """
@@ -69,17 +65,17 @@ class ServiceLink:
         return self._library.types
 
     def service(self) -> Any:
-        """The client, made when first asked for."""
+        """The client, created on first use."""
         if self._service is None:
             self._service = self._library.ServiceClient(base_url=self.provider.base_url, api_key=self._secret)
         return self._service
 
     def rest(self) -> Any:
-        """A client for questions, which begins no session."""
+        """A client for queries, which starts no session."""
         return self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
 
     def base_model(self, model: str) -> Any:
-        """The service's entry of a base model. Raises UserError where it has none of that name."""
+        """The service's entry of a base model. Raises UserError if it has none of that name."""
         found = self.made(self.rest().get_server_capabilities)
         known = {entry.model_name: entry for entry in found.supported_models if entry.model_name}
         if model not in known:
@@ -89,8 +85,7 @@ class ServiceLink:
         return known[model]
 
     def learner_of(self, model: str, seed: int, state: str | None = None) -> Callable[[], Any]:
-        """The request for a client that learns: on from a `state` with its optimiser, from saved weights, or from new
-        adapters."""
+        """The request for a learning client: from a `state` with its optimiser, saved weights, or new adapters."""
         service = self.service()
         if state is not None:
             return partial(service.create_training_client_from_state_with_optimizer, state)
@@ -103,8 +98,7 @@ class ServiceLink:
         return {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
 
     def datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
-        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at
-        the prompt's."""
+        """Predict each token from those before it. of_reply: loss inputs at the reply's tokens; 0 at the prompt's."""
         types, tokens, before = self.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
         shape = [len(tokens) - 1]
         inputs = {
@@ -115,7 +109,7 @@ class ServiceLink:
         return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
     async def call(self, future: Awaitable[Any]) -> Any:
-        """The result of a request. The library repeats what may be repeated by itself."""
+        """The result of a request. The library retries by itself."""
         try:
             return await future
         except Exception as error:
@@ -126,14 +120,14 @@ class ServiceLink:
         return self.made(lambda: future)
 
     def made(self, create: Any, *given: Any, **named: Any) -> Any:
-        """The result of a request that is sent here, by a function that may itself fail."""
+        """The result of a request sent here, by a function that may itself fail."""
         try:
             return create(*given, **named).result()
         except Exception as error:
             raise self.told(error) from None
 
     def told(self, error: BaseException) -> Exception:
-        """The exception of ours for a failure of the library."""
+        """Our exception for a failure of the library."""
         if isinstance(error, UserError | TrainingError):
             return error
         if type(error).__name__ in _NOT_ALLOWED:
@@ -150,20 +144,20 @@ class ServiceLink:
         )
 
     def close(self) -> None:
-        """End the session; what was saved stays at the service."""
+        """End the session; saved weights stay at the service."""
         service, self._service = self._service, None
         if service is not None:
             service.close("success").result()
 
 
 async def made(create: Any, *given: Any, **named: Any) -> Any:
-    """A client of the library. Asking for it may block, which a thread does; what comes back is awaited."""
+    """A client of the library. Creating it may block, so it runs in a thread; its result is awaited."""
     return await (await asyncio.to_thread(create, *given, **named))
 
 
 class TrainingServiceJobs:
-    """A `FineTuneBackend` that keeps its jobs in `folder`. library: what has `ServiceClient`, `RestClient` and `types`
-    (none: `tinker`).
+    """A `FineTuneBackend` that keeps its jobs in `folder`. library: has `ServiceClient`, `RestClient` and `types`
+    (None: `tinker`).
 
     Raises UserError for a missing library or key, or when another process uses the folder.
     """
@@ -201,7 +195,7 @@ class TrainingServiceJobs:
             )
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. The file stays here: it is sent as tokens, step by step."""
+        """See `FineTuneBackend`. The file stays local: it is sent as tokens, step by step."""
         file_id = f"{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
         write_atomically(self._folder / "files" / file_id, data)
         return file_id
@@ -218,7 +212,7 @@ class TrainingServiceJobs:
         return self._job(job_id)
 
     async def poll(self, job_id: str) -> FineTuneJob:
-        """See `FineTuneBackend`. Begins, or begins again, a loop that does not run."""
+        """See `FineTuneBackend`. Starts, or restarts, a loop that is not running."""
         job, loop = self._job(job_id), self._loops.get(job_id)
         if job.status in FINAL:
             return job
@@ -236,7 +230,7 @@ class TrainingServiceJobs:
         return self._job(job_id)
 
     async def close(self) -> None:
-        """Stops the loops, whose jobs continue when they are polled in another process, and closes the journal."""
+        """Stop the loops, whose jobs continue when polled in another process, and close the journal."""
         for loop in self._loops.values():
             await self._stop(loop)
         self._loops.clear()
@@ -260,10 +254,10 @@ class TrainingServiceJobs:
         loop.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
-        """Begin a loop that ended too early again, or give up."""
+        """Restart a loop that ended too early, or give up."""
         error = None if loop.cancelled() else loop.exception()
         if error is None:
-            return  # it has just ended as it should
+            return  # ended as planned
         if isinstance(told := self._link.told(error), UserError):
             raise told from None
         failures = self._failures[job_id] = self._failures.get(job_id, 0) + 1
@@ -279,7 +273,7 @@ class TrainingServiceJobs:
             await asyncio.wait([loop])
 
     async def _train(self, job_id: str) -> None:
-        """The job itself, from where its weights were saved last."""
+        """The job itself, from the last saved weights."""
         created = self._journal.last("created", id=job_id)
         assert created is not None
         spec = FineTuneSpec(**created["spec"])
@@ -316,8 +310,7 @@ class TrainingServiceJobs:
     async def _reference(
         self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]
     ) -> list[list[float]]:
-        """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are
-        others."""
+        """For DPO, the log-probability of every reply under the start model; stored, since later weights differ."""
         if spec.method != "dpo":
             return [[] for _ in examples]
         known = self._journal.last("reference", id=job_id)
@@ -337,7 +330,7 @@ class TrainingServiceJobs:
     async def _step(
         self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]
     ) -> None:
-        """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
+        """One optimiser step. It is requested before the gradients are done, as the service recommends."""
         flat, beta = [example for row in batch for example in row], BETA if spec.beta is None else spec.beta
         lengths = [len(example.reply) for example in flat]
         weight = 1 / sum(lengths) if spec.method == "supervised" else 1.0
@@ -365,7 +358,7 @@ class TrainingServiceJobs:
         return path
 
     def _pass(self, job_id: str, examples: list[list[Turn]], times: int) -> None:
-        """These tokens are about to go through the model."""
+        """Journal that these tokens are about to pass through the model."""
         self._journal.append(
             "pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row)
         )
@@ -382,7 +375,7 @@ class TrainingServiceChat:
         self._samplers: dict[str, asyncio.Task[Any]] = {}
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """See `ChatClient`. The same call has the same seed, so that one that is repeated is answered alike."""
+        """See `ChatClient`. The same call has the same seed, so a repeated one has the same reply."""
         if request.schema is not None:
             raise UserError(
                 "scenario.decision_format: the training service cannot hold replies to a schema, set it to text"
@@ -412,20 +405,20 @@ class TrainingServiceChat:
         await asyncio.to_thread(self._link.close)
 
     async def _sampler(self, model: str) -> Any:
-        """The client of a model, made once however many ask for it at the same time; one that failed is recreated."""
+        """The client of a model, created once for all concurrent requests; a failed one is recreated."""
         task = self._samplers.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.ensure_future(
                 self._link.call(made(self._link.service().create_sampling_client, **self._link.which(model)))
             )
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may be cancelled
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the waiter may be cancelled
             self._samplers[model] = task
         await asyncio.wait([task])
         return task.result()
 
 
 def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
-    """The rows of each optimiser step: every example once an epoch, in an order that the seed and the epoch give."""
+    """The rows of each optimiser step: every example once per epoch, in an order given by the seed and the epoch."""
     size, plan = spec.batch_size or BATCH_SIZE, []
     for epoch in range(spec.num_epochs or EPOCHS):
         order = torch.randperm(num_examples, generator=generator(spec.seed, "order of examples", epoch)).tolist()
@@ -434,15 +427,13 @@ def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
 
 
 def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
-    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse
-    reply."""
+    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of better and worse reply."""
     margin = (logprobs - reference)[:, 0] - (logprobs - reference)[:, 1]
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 
 
 def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
-    """One (supervised) or two (dpo: better, worse) examples for each line. Raises UserError for a line of another
-    form."""
+    """One (supervised) or two (dpo: better, worse) examples per line. Raises UserError for any other line."""
 
     def turn(chat: list[dict[str, Any]], said: str) -> Turn:
         reply = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
@@ -458,7 +449,7 @@ def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
 
 @lru_cache(maxsize=8)
 def _format(tokenizer: Any) -> ChatFormat:
-    return ChatFormat(tokenizer, 0)  # the service minds the context
+    return ChatFormat(tokenizer, 0)  # the service checks the context
 
 
 PROVIDER = Provider(

@@ -1,14 +1,14 @@
-"""One call that says whether a learning rule of language models keeps its promises to runs.
+"""A check that a learning rule of language models meets the requirements of runs, in one call.
 
 Decisions that matter here:
 
 - It really plays and learns, on short chains of moves: rules with fine-tuning jobs with random replies of the right
-  form, rules on tokens with models of a few thousand weights. Those runs, one undisturbed and one that is stopped after
-  every stage, have to agree.
-- Besides, the rule's functions are called with what that run played: they must be pure, and an agent may learn its own
-  replies alone.
-- A key of the rule's own that nothing reads is a fault. What is read is seen by settings that note it, also under the
-  other choices that its keys have.
+  form, rules on tokens with models of a few thousand weights. Two runs, one undisturbed and one stopped after every
+  stage, must agree.
+- The rule's functions are also called with the dialogues of that run: they must be pure, and an agent may learn only
+  its own replies.
+- A key of the rule that nothing reads is a fault. Reads are seen by settings that record them, also under the other
+  choices of its keys.
 """
 
 import copy
@@ -61,10 +61,9 @@ _MODELS: Mapping[bool, dict[str, Any]] = {
 
 
 def check_text_algorithm(settings: Any) -> None:
-    """Raise one UserError that lists what is wrong with the registered rule of these settings; return quietly when
-    nothing is found.
+    """Raise one UserError that lists the faults of the registered rule with these settings, if any.
 
-    Takes some seconds. What the rule itself raises, and what its config is refused for, comes through.
+    Takes some seconds. The rule's own errors, and refusals of its config, pass through.
     """
     if isinstance(settings, type) or not hasattr(settings, "name"):
         raise UserError(
@@ -82,7 +81,7 @@ def check_text_algorithm(settings: Any) -> None:
             played = read_played(rule, whole, {item.id: item for item in prepared.items["train"]}, 0)
         faults = [*(_token_faults(rule, settings) if on_tokens else _job_faults(rule, settings, prepared, played))]
         faults += _unread(rule, settings, prepared, played)
-        if not faults:  # others would show here as well, less clearly
+        if not faults:  # further faults would also show here, less clearly
             if on_tokens:
                 _run(config, prepared, whole, stop=False)
             _run(config, prepared, stopped, stop=True)
@@ -92,7 +91,7 @@ def check_text_algorithm(settings: Any) -> None:
 
 
 def _config(settings: Any, on_tokens: bool) -> TextExperimentConfig:
-    """A small experiment by these settings, but for how much is played and how it is warmed up."""
+    """A small experiment with these settings, apart from the amount of play and the warm-up."""
     small: dict[str, Any] = {"num_test_items": 2, "num_test_repeats": 1, "format_warmup": 0}
     if on_tokens:
         rollouts = _ITEMS * settings.group_size
@@ -121,7 +120,7 @@ def _config(settings: Any, on_tokens: bool) -> TextExperimentConfig:
 
 
 def _run(config: TextExperimentConfig, prepared: Prepared, path: Path, stop: bool) -> None:
-    """All stages. stop: each by a process of its own, as it were."""
+    """All stages. stop: each in a new trainer, as in another process."""
     state = new_state(config)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         save_state(folder, state)
@@ -139,10 +138,10 @@ def _run(config: TextExperimentConfig, prepared: Prepared, path: Path, stop: boo
 def _run_faults(
     config: TextExperimentConfig, rule: TextRule, prepared: Prepared, whole: Path, stopped: Path
 ) -> Iterator[str]:
-    """Figures are finite, somebody learns, and to be stopped changes nothing."""
+    """Metrics are finite, some agent learns, and stopping changes nothing."""
     found: list[list[dict[str, Any]]] = []
     for path in (whole, stopped):
-        with RunFolder.open(path) as folder:  # without what depends on the clock, or on names that jobs are given
+        with RunFolder.open(path) as folder:  # without what depends on the clock, or on names of jobs
             kept = [
                 {name: row[name] for name in row if not name.startswith(("time/", "cost/"))} for row in folder.metrics()
             ]
@@ -154,11 +153,11 @@ def _run_faults(
             yield f"{name} is {value!r}, expected a finite number"
     learned = "/grad_norm" if rule.advantages is not None else "/examples"
     if not any(value for name, value in figures if name.startswith("learn/") and name.endswith(learned)):
-        yield f"nobody learned anything in {config.iterations} iterations"
+        yield f"no agent learned anything in {config.iterations} iterations"
     if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
         pairs = ((name, one[name], other.get(name)) for one, other in zip(rows, others, strict=True) for name in one)
         yield (
-            "a run that is stopped and resumed gives other figures"
+            "a run that is stopped and resumed has other metrics"
             f" ({next((name for name, a, b in pairs if a != b), 'the rest')}); use no state but the agent's and the"
             " memory of advantages, and draw from agent.random()"
         )
@@ -177,8 +176,7 @@ def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, p
 
 
 def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
-    """Of a rule with fine-tuning jobs: what an agent learns to say, and is shown to have said, are usable replies of
-    its own."""
+    """For a rule with fine-tuning jobs: an agent's training replies are usable replies of its own."""
     dialogues = [
         dialogue
         for one in played
@@ -190,7 +188,7 @@ def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Seque
         agent, before = LearningAgent(name, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
         made, again = _taught(rule, played, agent), _taught(rule, played, agent)
         if made != again:
-            yield f"{_way(rule)} gives something else when it is asked again; draw from agent.random()"
+            yield f"{_way(rule)} returns something else when it is called again; draw from agent.random()"
         if list(played) != before:
             yield f"{_way(rule)} changes the dialogues that it is given"
         own = {turn.raw for turn in turns if turn.agent == name and not turn.invalid}
@@ -215,7 +213,7 @@ def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Seque
 
 
 def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent) -> list[tuple[Any, tuple[str, ...]]]:
-    """(chat, replies) of what one agent learns."""
+    """(chat, replies) that one agent learns."""
     found = rule.learned(played, agent)
     if isinstance(found, Preferences):
         return [(pair.chat, (pair.preferred, pair.rejected)) for pair in found.pairs]
@@ -227,7 +225,7 @@ def _way(rule: TextRule) -> str:
 
 
 def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
-    """Of a rule on tokens, on numbers at random, and on groups of one and of equal returns."""
+    """For a rule on tokens: on random numbers, on groups of one and of equal returns."""
     assert rule.advantages is not None
     random = torch.Generator().manual_seed(0)
     return_N, group_N = torch.randn(12, generator=random), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3])
@@ -261,7 +259,7 @@ def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
 
 
 def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
-    """Keys of the rule's own that nothing reads, whatever is chosen for one of them: the rule does all that it does."""
+    """Keys of the rule that nothing reads under any choice of one of them."""
     clip, keys = [RatioClipSettings] if rule.loss is clipped_surrogate else [], keys_of(type(settings))
     common = {name for base in (TextTrainingSettings, TokenTrainingSettings, *clip) for name in keys_of(base)}
     own, seen = [name for name in keys if name not in common and name not in _PLAYED], set[str]()
@@ -288,7 +286,7 @@ def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[
 
 
 def _noting(settings: Any, seen: set[str]) -> Any:
-    """The same settings, which note the names that they are asked for."""
+    """The same settings, recording which names are read."""
 
     def get(self: Any, name: str) -> Any:
         seen.add(name)

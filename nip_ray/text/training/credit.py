@@ -19,8 +19,7 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.training.model_play import Reply
 
 TurnAdvantages = Callable[[AgentTurns, Mapping[str, float], Any], tuple[Advantages, dict[str, float]]]
-"""(an agent's turns, what the rule remembers, settings) -> (their advantages, what it remembers then: numbers, kept in
-checkpoints)."""
+"""(an agent's turns, the rule's memory, settings) -> (advantages, its new memory: numbers, kept in checkpoints)."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ def credit(
     replies: Sequence[Reply],
     memory: Mapping[str, float],
 ) -> Credit:
-    """Credit the replies, one agent after the other. A turn's group is of its item, agent, round, opponents and the
-    role that it knows of.
-    """
+    """Credit the replies, agent by agent. A turn's group has the same item, agent, round, opponents and known role."""
     made = Credit([], dict(memory), {})
     longest = max(len(dialogue.rounds) for dialogue in dialogues)
     for agent in protocol.agents:
@@ -86,8 +83,8 @@ def credit(
 def advantages_of(
     advantages: TurnAdvantages, turns: AgentTurns, memory: Mapping[str, float], settings: Any
 ) -> tuple[Advantages, dict[str, float]]:
-    """Advantages by the rule of these settings. Raises UserError unless that is a finite number for each turn, and
-    numbers to keep."""
+    """Advantages by the rule of these settings. Raises UserError unless there is a finite number for each turn, and a
+    memory of numbers."""
     place, given = f"algorithm {settings.name!r}: advantages", advantages(turns, memory, settings)
     if not (
         isinstance(given, tuple)

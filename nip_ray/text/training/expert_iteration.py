@@ -1,15 +1,15 @@
-"""Expert iteration: learn, supervised, from one's own dialogues that went well; and what every rule with fine-tuning
-jobs is told of an agent that learns (`LearningAgent`), and makes of it (`Example`, `Pair`).
+"""Expert iteration: supervised learning from an agent's own successful dialogues; and the input of every rule with
+fine-tuning jobs (`LearningAgent`) and its output (`Example`, `Pair`).
 
 Decisions that matter here:
 - an agent's reward is its undiscounted sum over the episode, and a dialogue that reaches the threshold exactly is kept,
-  whatever rounding says: a verdict given at 95 per cent pays 0.95 - 0.05, which is a little less than 0.9 in binary;
-- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one;
-  where a scenario shows an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do
-  not show an agent its own (`training_chat`), and none is a completion;
-- weights are of dialogues in which the agent knew of the same role when it first spoke: what one role pays says nothing
-  of how well the other was played. A threshold is stated in the config and is one number for all;
-- where all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
+  up to rounding: a verdict given at 95 per cent pays 0.95 - 0.05, which is a little less than 0.9 in binary;
+- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one; if
+  a scenario shows an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do not
+  show an agent its own (`training_chat`), and none is a completion;
+- weights are among dialogues in which the agent knew of the same role when it first spoke, since roles pay differently.
+  A threshold is one number in the config for all;
+- if all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
 Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and Tree Search", NeurIPS 2017.
 """
 
@@ -33,7 +33,7 @@ class Example:
     completion: str
 
     def holds(self, earlier: "Example") -> bool:
-        """True if the chat goes on from the earlier example's, with its reply as an assistant turn."""
+        """True if the chat continues the earlier example's, with its reply as an assistant turn."""
         shown = len(earlier.chat)
         reply = self.chat[shown : shown + 1]
         return self.chat[:shown] == earlier.chat and [(one["role"], one["content"]) for one in reply] == [
@@ -43,8 +43,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Pair:
-    """Of two replies to the same chat, the one that led to more. path: of the node whose children they stand in, in a
-    tree."""
+    """Two replies to the same chat, of which the first led to a higher reward. path: of the parent node, in a tree."""
 
     chat: Chat
     preferred: str
@@ -54,15 +53,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Preferences:
-    """pairs: to learn from. equal, invalid: left out because both replies were the same, or because one was not
-    usable."""
+    """pairs: to learn from. equal, invalid: counts of pairs left out, because replies were equal, or one unusable."""
 
     pairs: list[Pair] = field(default_factory=list)
     equal: int = 0
     invalid: int = 0
 
     def figures(self) -> Mapping[str, float]:
-        """As metrics."""
+        """The counts as metrics."""
         return {"pairs": float(len(self.pairs)), "equal_pairs": float(self.equal), "invalid_pairs": float(self.invalid)}
 
 
@@ -77,18 +75,17 @@ class LearningAgent:
     seed: int
 
     def random(self) -> np.random.Generator:
-        """For the draws of this agent after this iteration: the same whenever it is asked."""
+        """For the draws of this agent after this iteration: the same at every call."""
         return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.name))
 
     def first_role(self, dialogue: Dialogue) -> str | None:
-        """The role that the agent knew of in its first turn, None where it knew of none or had no turn."""
+        """The role that the agent knew of in its first turn, None if it knew of none or had no turn."""
         spoke = (r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.name for turn in turns))
         return self.scenario.protocol.told_role(self.name, next(spoke, -1), dialogue.seed)
 
     def examples(self, dialogue: Dialogue) -> list[Example]:
-        """The agent's usable replies, each with what it saw before. A chat that goes on holds the earlier replies as
-        assistant turns, so that its last example is all; where an agent is shown each turn afresh, every turn is
-        one."""
+        """The agent's usable replies, each with what it saw before. A continued chat holds the earlier replies as
+        assistant turns, so its last example is all; if an agent is shown each turn afresh, every turn is one."""
         kept: list[Example] = []
         for round in reversed(self.scenario.usable_rounds(dialogue, self.name)):
             example = Example(*self.scenario.training_chat(dialogue, self.name, round))
@@ -104,8 +101,8 @@ ROUNDING = 1e-6
 def select(rewards: Sequence[float], settings: ExpertIterationSettings, random: np.random.Generator) -> list[int]:
     """Indices of the dialogues to learn from, by their episode rewards (n of them).
 
-    threshold: all with reward >= reward_threshold, in order. weighted_sampling: round(n * sample_size_factor) draws in
-    the order in which they were drawn by `random`; without replacement no more than have a weight.
+    threshold: all with reward >= reward_threshold, in order. weighted_sampling: round(n * sample_size_factor) draws by
+    `random`, in order; without replacement at most those with a weight.
     """
     if settings.selection == "threshold":
         return [index for index, reward in enumerate(rewards) if reward >= settings.reward_threshold - ROUNDING]
@@ -122,8 +119,7 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
     """(n,) probabilities of a draw: proportional to max(r, m) - m for the least reward m, plus weighting_epsilon / n,
     normalised.
 
-    m is weighting_minimum or, if none, the smallest reward. Uniform where that leaves no reward above m. n is at least
-    1.
+    m is weighting_minimum or, if none, the smallest reward. Uniform if no reward is above m. n is at least 1.
     """
     reward_B = np.asarray(rewards, dtype=np.float64)
     least = reward_B.min() if settings.weighting_minimum is None else settings.weighting_minimum
@@ -135,8 +131,7 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """Examples from the dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn
-    of the agent."""
+    """Examples from dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn."""
     random, by_role = agent.random(), dict[str | None, list[Dialogue]]()
     for dialogue in dialogues:
         role = None if agent.settings.selection == "threshold" else agent.first_role(dialogue)

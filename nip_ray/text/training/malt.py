@@ -1,15 +1,14 @@
-"""MALT: a tree of replies for each item, preference pairs from what the replies led to, and figures of the trees.
+"""MALT: a tree of replies for each item, preference pairs from their expected rewards, and metrics of the trees.
 
 Decisions that matter here:
 - a node is a dialogue so far, a leaf where it ends; its children are independent samples of the next round, with the
-  replies of all who speak in it. All nodes of a tree share the episode seed; the path, one child number per round,
-  tells samples apart;
-- a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's
-  own round on. So its own reward counts once for each leaf below (a sum over children that adds it only once would
+  replies of all its agents. All nodes of a tree share the episode seed; the path, one child number per round, tells
+  samples apart;
+- a node's expected reward is the mean, over the dialogues that end below it, of the agent's pay from the node's own
+  round on. So its own reward counts once for each leaf below (a sum over children that adds it only once would
   under-weight it);
-- a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds
-  of their own;
-- an expected reward that is the threshold but for rounding is positive, as in expert iteration;
+- a reply counts as positive by the pay of the role that its agent knew of: different prompts have different thresholds;
+- an expected reward equal to the threshold up to rounding is positive, as in expert iteration;
 - the root counts: replies of the first round are compared and learned like all others.
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
 """
@@ -30,10 +29,10 @@ from nip_ray.text.training.expert_iteration import ROUNDING, LearningAgent, Pair
 
 @dataclass(frozen=True)
 class Label:
-    """Worth of a node to one agent.
+    """The value of a node to one agent.
 
-    total: sum over the leaves below it of what the agent is paid from the node's round on. expected: their mean.
-    positive: `expected` is at least the agent's threshold. has_both: some children are positive and some are not.
+    total: sum over the leaves below it of the agent's pay from the node's round on. expected: their mean. positive:
+    `expected` is at least the agent's threshold. has_both: some children are positive and some are not.
     """
 
     total: float
@@ -44,8 +43,8 @@ class Label:
 
 @dataclass(frozen=True)
 class LabelledNode:
-    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the order of the
-    node's."""
+    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the node's
+    order."""
 
     node: Node
     branches: int
@@ -53,20 +52,18 @@ class LabelledNode:
     children: tuple["LabelledNode", ...]
 
     def walk(self) -> Iterator["LabelledNode"]:
-        """This node and all below, parents before children."""
+        """This node and all below, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 Threshold = Callable[[str, Dialogue], float]
-"""(agent, dialogue) -> the expected reward from which what the agent said in the last round of the dialogue is
-positive."""
+"""(agent, dialogue) -> the expected reward from which the agent's reply in the dialogue's last round is positive."""
 
 
 def threshold(protocol: Protocol, settings: MaltSettings) -> Threshold:
-    """`reward_threshold`, or if none the mid-point of what the agent is paid in the role that it knew of, in all roles
-    if it knew none."""
+    """`reward_threshold`, or if None the mid-point of the agent's pay in the role that it knew of, or in all roles."""
 
     def of(agent: str, dialogue: Dialogue) -> float:
         if settings.reward_threshold is not None:
@@ -77,7 +74,7 @@ def threshold(protocol: Protocol, settings: MaltSettings) -> Threshold:
 
 
 def label_tree(root: Node, agents: Sequence[str], threshold: Threshold) -> LabelledNode:
-    """The tree under `root` with everyone's labels, worked out from the leaves up."""
+    """The tree under `root` with labels for all agents, computed from the leaves up."""
     children = tuple(label_tree(child, agents, threshold) for child in root.children)
     branches = sum(child.branches for child in children) or 1
     labels = {
@@ -99,9 +96,8 @@ def _label(node: Node, branches: int, below: Sequence[Label], agent: str, least:
 def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int) -> Preferences:
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
-    The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. A
-    pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in
-    their replies too.
+    The two are drawn among the children with a valid turn, by (seed, item, episode seed, path, agent) alone. Pairs of
+    equal replies are left out. If others speak in the same round, their replies differ too.
     """
     pairs: list[Pair] = []
     equal = invalid = 0
@@ -119,7 +115,7 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
 
 
 def pairs(trees: Sequence[Node], agent: LearningAgent) -> Preferences:
-    """Those of all trees."""
+    """The pairs of all trees."""
     least = threshold(agent.scenario.protocol, agent.settings)
     labelled = (label_tree(tree, [agent.name], least) for tree in trees)
     found = [preference_pairs(tree, agent.name, agent.scenario, agent.seed) for tree in labelled]
@@ -131,7 +127,7 @@ def pairs(trees: Sequence[Node], agent: LearningAgent) -> Preferences:
 
 
 def _draw(place: LabelledNode, agent: str, seed: int) -> tuple[str, str] | None:
-    """(a positive child's raw reply, another's), None where all replies of one kind are invalid."""
+    """(a positive child's raw reply, another's), None if all replies of one kind are invalid."""
     positive, negative = _valid_replies(place, agent, True), _valid_replies(place, agent, False)
     if not positive or not negative:
         return None
@@ -145,26 +141,23 @@ def _valid_replies(place: LabelledNode, agent: str, positive: bool) -> list[str]
     return [turn.raw for turn in turns if turn is not None and not turn.invalid]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What trees say of their labels, as flat metrics.
-#
-# - a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not
-# outweigh the others; with
-#   ``_std`` behind it, the standard deviation of the trees themselves (dividing by their number).
+# ----------------------------------------------------------------------------------------------------------------------
+# Metrics of the labels of trees.
+# - a metric is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not
+#   outweigh the others; with ``_std`` appended, the standard deviation over trees (dividing by their number).
 
 
 def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
-    """`tree_statistics` of everybody, labelled as MALT does."""
+    """`tree_statistics` of all agents, labelled as MALT does."""
     least = threshold(protocol, settings)
     return tree_statistics([label_tree(tree, protocol.agents, least) for tree in trees], protocol.agents)
 
 
 def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
-    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with
-    ``_std``.
+    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and ``_std``.
 
-    The first two are of the replies given in round r, the third of the nodes in which round r is about to be played, so
-    the root has ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
+    The first two are of the replies in round r, the third of the nodes before round r, so the root has
+    ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
     """
     values: defaultdict[str, list[float]] = defaultdict(list)
     for tree in trees:

@@ -1,14 +1,14 @@
-"""Flat metrics of dialogues: about the verifier, everyone's pay, and how replies came about.
+"""Flat metrics of dialogues: the verifier, rewards, and replies.
 
-Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller
-puts ``train/`` or ``eval_sampled/`` before them. `docs/metrics.md` defines each.
+Keys are relative, and the same as for networks if they mean the same (`nip_ray.evaluation.metrics`): a caller prefixes
+``train/`` or ``eval_sampled/``. `docs/metrics.md` defines each.
 
 Decisions that matter here:
 - undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall
   and confidence are over decided dialogues alone. Decision codes are never averaged;
 - an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.intervals`), and
   so are ``verifier/worst_case`` and ``verifier/always_fail``;
-- a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record.
+- an undefined metric (0/0) has no key in the flat metrics, and estimate None in the record.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,13 @@ from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]
-"""Name of a grouping -> the function that says which group an item is of, for example ``{"difficulty": lambda item:
-item.difficulty}``."""
+"""Grouping -> the function from an item to its group, such as ``{"difficulty": lambda item: item.difficulty}``."""
 Record = dict[str, dict[str, float | int | None]]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure, sum(x_B) / sum(n_B) over B dialogues. share: x_B counts successes among n_B trials."""
+    """A metric, sum(x_B) / sum(n_B) over B dialogues. share: x_B counts successes among n_B trials."""
 
     x_B: Array
     n_B: Array
@@ -47,7 +46,7 @@ class Ratio:
 def dialogue_metrics(
     dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None
 ) -> dict[str, float]:
-    """The figures of dialogues that have ended; {} for none. groups: see `Groups`; each gives
+    """Metrics of finished dialogues; {} for none. groups: `Groups`; each gives
     ``verifier/accuracy/<group>=<value>``."""
     if not dialogues:
         return {}
@@ -64,10 +63,9 @@ def dialogue_metrics(
 
 
 def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> Record:
-    """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data
-    points.
+    """The same with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
 
-    Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over
+    Shares have exact intervals if each item was played once (or all its plays agree), else that of `share_ends` over
     items; means Student's over items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
     """
     item_B, count = _items(dialogues)
@@ -99,8 +97,7 @@ def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean
 
 
 def judged(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Sequence[Dialogue]]:
-    """Judge -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the
-    verdict."""
+    """Judge -> the dialogues by its judgement: "verifier" unchanged, a member of a panel by its vote as the verdict."""
     if protocol.panel is None:
         return {"verifier": dialogues}
     votes = [rulebook(protocol).votes(dialogue.item.y, dialogue.rounds) for dialogue in dialogues]
@@ -172,7 +169,7 @@ def _verdict_ratios(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[s
 
 
 def _confusion(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Ratio]:
-    """With more than two verdicts: of the dialogues about each label, how many came to each verdict."""
+    """With more than two verdicts: among the dialogues of each label, the count of each verdict."""
     if protocol.two_verdicts:
         return {}
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
@@ -184,8 +181,7 @@ def _confusion(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, R
 
 
 def _confidence_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
-    """Confidence in one's own verdict is of decided dialogues; the Brier score also of those that ended in the middle
-    of a scale."""
+    """Confidence in the verdict, of decided dialogues; the Brier score also of those that ended mid-scale."""
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
     given_B = _array(-1.0 if dialogue.confidence is None else dialogue.confidence for dialogue in dialogues)
     known_B = given_B >= 0
@@ -210,7 +206,7 @@ def _group_ratios(dialogues: Sequence[Dialogue], groups: Groups) -> dict[str, Ra
 
 
 def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
-    """Shares of the agent's turns, and how long it reasoned where it did."""
+    """Shares of the agent's turns, and the length of its reasoning."""
     turns = [[turn for taken in dialogue.rounds for turn in taken if turn.agent == agent] for dialogue in dialogues]
     n_B = _array(map(len, turns))
     reasoned = [[turn for turn in own if turn.reasoning] for own in turns]
@@ -230,7 +226,7 @@ def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int) -> Mean:
 
 
 def _items(dialogues: Sequence[Dialogue]) -> tuple[npt.NDArray[np.int64], int]:
-    """((B,) which data point, how many there are)."""
+    """((B,) data point of each dialogue, number of data points)."""
     numbers: dict[Any, int] = {}
     item_B = [numbers.setdefault(dialogue.item.id, len(numbers)) for dialogue in dialogues]
     return np.array(item_B, dtype=np.int64), len(numbers)
@@ -266,7 +262,7 @@ def _array(values: Any) -> Array:
 def last_test(
     run_dir: Path, iterations: int, items: Mapping[int, Any], protocol: Protocol, kind: LanguageScenarioKind
 ) -> dict[str, Any] | None:
-    """Figures with intervals of the last of `iterations` that was tested; None where none was.
+    """Metrics with intervals of the last of `iterations` that was tested; None if none was.
 
     items: the test items by id. kind: of the scenario. Raises UserError for a damaged file.
     """
@@ -287,9 +283,9 @@ def last_test(
 
 
 def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
-    """{"calibration": {"selective"}}, risk against coverage, as of networks; {} where all verdicts are equally sure, as
-    on a scale of two, and where an item was played more than once: such dialogues are not independent.
-    """
+    """{"calibration": {"selective"}}, risk against coverage, as for networks; {} if all verdicts have the same
+    confidence, as on a scale of two, and if an item was played more than once, since such dialogues are not
+    independent."""
     sure = [one for one in dialogues if one.confidence is not None and one.verdict != CONTINUE]
     graded_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
     if len(np.unique(np.maximum(graded_N, 1 - graded_N))) < 2 or _items(dialogues)[1] < len(dialogues):
@@ -298,7 +294,6 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
-    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, what is raised:
-    see `last_test`."""
+    """The last of `iterations` (from 1) tested, and its dialogues; None if none. items, errors: see `last_test`."""
     tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
     return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None

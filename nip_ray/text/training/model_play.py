@@ -1,7 +1,7 @@
 """`ModelPlay`: dialogues of agents whose models are in this process, every reply with its tokens.
 
 Dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of replies for each model and round. Those
-against one snapshot of the past are played to their ends before the next snapshot's weights are loaded.
+against one snapshot are played to their ends before the next snapshot's weights are loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,8 @@ _SEED_BITS = 31
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past,
-    that it is to. cut: whether its prompt had lost its middle.
-    """
+    """A sampled reply: its dialogue and turn, and what a model learns from it. snapshot: the opponent's. cut: its
+    prompt had lost its middle."""
 
     place: int
     agent: str
@@ -40,8 +39,7 @@ class Reply:
 
 @dataclass
 class Talk:
-    """Dialogues that are over, every reply in them that is of the models of now, and what all of it came to, by
-    group."""
+    """Finished dialogues, all replies by the current models, and the use of tokens, by group."""
 
     dialogues: list[Dialogue]
     replies: list[Reply]
@@ -49,8 +47,7 @@ class Talk:
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked. past: a snapshot -> the models of then, by group, for tasks
-    that name one."""
+    """models: by group. bills: where tokens are booked. past: a snapshot -> its models by group, for tasks with one."""
 
     apart = False
 
@@ -84,7 +81,7 @@ class ModelPlay:
     def _together(
         self, scenario: LanguageScenario, tasks: Sequence[Task], past: Mapping[str, Policy], split: str, iteration: int
     ) -> tuple[list[Dialogue], list[Reply]]:
-        """`play` of tasks against one snapshot, or none. past: group -> its model of then."""
+        """`play` of tasks against one snapshot, or none. past: group -> its model in that snapshot."""
         replies: list[Reply] = []
 
         def known(one: Question) -> str | None:
@@ -119,13 +116,13 @@ class ModelPlay:
         return dialogues, replies
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Let models that have weights of their own to sample by take these, by group."""
+        """Set the weights of models with separate sampling weights, by group."""
         for group, own in weights.items():
             if self.models[group].samples_apart:
                 self.models[group].take(own)
 
     def close(self) -> None:
-        """Nothing is held elsewhere."""
+        """Do nothing."""
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`."""
@@ -154,7 +151,7 @@ class ModelPlay:
                     1.0 if own.temperature is None else own.temperature,
                     1.0 if own.top_p is None else own.top_p,
                     stable_seed(self.seed, "call", *place) % 2**_SEED_BITS,
-                    schema=scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
+                    schema=scenario.reply_schema(one.agent),  # only for frozen agents (checked by `prepare`)
                 )
             )
             cut.append(model.chat.prompts_cut > before)

@@ -1,16 +1,13 @@
-"""`PastAgents`: language agents as they were, as opponents: who speaks by which earlier weights in which dialogue, and
-where these are.
+"""`PastAgents`: earlier versions of language agents as opponents: their place in dialogues, and their weights.
 
 Decisions that matter here:
-- in a dialogue against the past one agent learns, and all others that learn speak by one snapshot;
-- dialogues of a group are about one item and against the same opponents: a return is compared with those of turns that
-  met the same;
-- win rates are over all roles that a protocol draws: the draw does not look at who is met, so every snapshot meets each
-  role as often;
-- a snapshot is a folder of files, one for each model that learns, with what is learned of it: all weights, or adapters.
-  It is written once. Checkpoints name it, so it stays as long as any of them may be returned to;
-- one set of earlier weights for each model is in memory, loaded when a snapshot is met: a model that never takes a
-  step.
+- in a dialogue against the past one agent learns, and all other learners use one snapshot;
+- dialogues of a group are about one item and against the same opponents, so that returns are comparable;
+- win rates are over all roles that a protocol draws: the draw is independent of the opponent, so every snapshot meets
+  each role equally often;
+- a snapshot is a folder with a file for each model that learns, of its learned weights: all, or adapters. It is written
+  once. Checkpoints name it, so it stays as long as any of them may be resumed from;
+- one set of earlier weights per model is in memory, loaded when a snapshot is met: a model that never takes a step.
 """
 
 import shutil
@@ -50,8 +47,7 @@ class PastAgents:
         self._dropped: dict[int, int] = {}  # snapshot -> the iteration after which it left the pool
 
     def arranged(self, tasks: Sequence[Task], learning: Sequence[str], iteration: int) -> list[Task]:
-        """The tasks of an iteration, one for each item, the last of them with opponents from the past. learning: who
-        learns in it."""
+        """Tasks of an iteration, one per item, the last of them with opponents from the past. learning: learners."""
         blocks = self.pool.blocks([agent for agent in self.meet if agent in learning], len(tasks), iteration)
         pasts = [
             {agent: block.snapshot for agent in self.opponents if agent != block.agent}
@@ -62,8 +58,8 @@ class PastAgents:
         return [*tasks[:first], *(replace(task, past=past) for task, past in zip(tasks[first:], pasts, strict=True))]
 
     def load(self, snapshot: int) -> Mapping[str, PolicyModel]:
-        """Group -> its model with the weights of a snapshot, until the next is loaded. Raises UserError where they
-        cannot be read."""
+        """Group -> its model with the weights of a snapshot, until the next is loaded. Raises UserError if they cannot
+        be read."""
         for group in self.groups:
             if group not in self._models:
                 self._models[group] = model_for(self.config, group, self.run_dir)
@@ -85,7 +81,7 @@ class PastAgents:
         self._dropped |= dict.fromkeys(self.pool.add(iteration), iteration)
 
     def record(self, tasks: Sequence[Task], dialogues: Sequence[Dialogue]) -> dict[str, Any]:
-        """Take in what was played in an iteration; returns its figures, see docs/metrics.md."""
+        """Record the dialogues of an iteration; return metrics, see docs/metrics.md."""
         met: dict[str, dict[int, list[float]]] = {}
         for agent in self.meet:
             self.pool.saw(
@@ -97,7 +93,7 @@ class PastAgents:
         return self.pool.record_all(met)
 
     def state(self) -> dict[str, Any]:
-        """All but the weights, as plain JSON."""
+        """Everything but the weights, as plain JSON."""
         return {"pool": self.pool.state(), "dropped": {str(number): after for number, after in self._dropped.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -106,14 +102,14 @@ class PastAgents:
         self._dropped = {int(number): after for number, after in state["dropped"].items()}
 
     def tidy(self, oldest: int) -> None:
-        """Remove the snapshots that had left the pool by the iteration of the oldest checkpoint that is kept."""
+        """Remove the snapshots that had left the pool by the iteration of the oldest kept checkpoint."""
         for snapshot in [number for number, after in self._dropped.items() if after <= oldest]:
             shutil.rmtree(self.folder / f"{snapshot:06d}", ignore_errors=True)
             del self._dropped[snapshot]
 
 
 def kept_snapshots(run_dir: Path, learning: Sequence[str]) -> list[int]:
-    """The snapshots in a run's folder that have weights of all these groups, oldest first."""
+    """The snapshots in a run's folder with weights of all these groups, oldest first."""
     found = (run_dir / FOLDER).glob("[0-9]*")
     return sorted(
         int(folder.name) for folder in found if all((folder / f"{group}.safetensors").is_file() for group in learning)
@@ -121,7 +117,7 @@ def kept_snapshots(run_dir: Path, learning: Sequence[str]) -> list[int]:
 
 
 def snapshot_weights(run_dir: Path, snapshot: int, group: str) -> dict[str, Any]:
-    """`PolicyModel.weights` of a group in a snapshot. Raises UserError where they are missing or damaged."""
+    """`PolicyModel.weights` of a group in a snapshot. Raises UserError if they are missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,12 +1,11 @@
-"""Dialogues of an iteration held by Ray actors that have all models, each its share of them.
+"""Dialogues of an iteration held by Ray actors, each with all models and a share of the dialogues.
 
 Decisions that matter here:
-- an actor plays whole dialogues: weights go to it once an iteration, through the object store, and nothing else until
-  its share is over;
-- seeds come from a dialogue's number, so the same is said whatever the number of actors; log-probabilities differ in
-  their last bits, as they do between batches. With as many actors as before all is the same to the last bit;
-- what an actor plays is a function of what it is given. So one that is lost is started again, and plays its share
-  again.
+- an actor plays whole dialogues: weights are sent to it once an iteration, through the object store, and nothing else
+  until its share is done;
+- seeds depend on a dialogue's number, so the replies are the same for any number of actors; log-probabilities differ in
+  their last bits, as they do between batches. With the same number of actors results are bit-identical;
+- play is a function of its input, so a lost actor is restarted, and plays its share again.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class PlayWorker:
         iteration: int,
         allowed: int | None,
     ) -> Talk:
-        """See `ModelPlay.play`. weights: by group, of those who learn. allowed: the most tokens that this may take."""
+        """See `ModelPlay.play`. weights: by group, of learners. allowed: the maximum number of tokens."""
         self._take(weights)
         return ModelPlay(self._config, self._models, Allowance(allowed), self._past).play(
             scenario, tasks, split, iteration
@@ -91,14 +90,14 @@ class PlayWorkers:
         self.pool = WorkerPool(PlayWorker, options, arguments, config.fault_tolerance.hang_timeout_s)
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Play by these weights, by group, from here on."""
+        """Play with these weights, by group, from now on."""
         self._weights = ray.put(dict(weights))
-        for group, own in weights.items():  # what is computed here is by the same
+        for group, own in weights.items():  # computations here use the same
             if self._models[group].samples_apart:
                 self._models[group].take(own)
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
-        """See `ModelPlay.play`. Raises TrainingError where an actor dies again and again at the same dialogues."""
+        """See `ModelPlay.play`. Raises TrainingError if an actor dies repeatedly at the same dialogues."""
         left, known, weights = self._bills.left, ray.put(scenario), self._weights
 
         def call(own: list[Task]) -> Call:
@@ -116,7 +115,7 @@ class PlayWorkers:
         return made
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
-        """See `Policy.logprobs`; by the weights that play."""
+        """See `Policy.logprobs`; by the playing weights."""
         calls = [lambda worker: worker.logprobs.remote(self._weights, group, list(turns))]
         return asyncio.run(self.pool.work(calls))[0]
 

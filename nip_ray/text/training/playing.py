@@ -1,8 +1,8 @@
 """The dialogues of a run by policy gradient, iteration after iteration, in time or one iteration ahead.
 
 With `max_staleness: 1` the dialogues of an iteration are played, in a thread, while models learn from those of the
-iteration before: by the weights that they had when that learning began. Which weights these were is recorded with every
-reply, and a checkpoint has them, so that who continues from it plays the same dialogues again.
+iteration before, with the weights from the start of that learning. These are recorded with every reply, and stored in
+checkpoints, so that a resumed run plays the same dialogues again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,13 @@ from nip_ray.text.training.model_play import Reply, Talk
 from nip_ray.text.training.policies import Policy
 
 CHECKED = 64
-"""Turns of each group whose log-probabilities are computed again where they were played ahead."""
+"""Turns of each group whose log-probabilities are recomputed if they were played ahead."""
 TasksOf = Callable[[int], tuple[LanguageScenario, Sequence[Task]]]
 """Iteration (from 0) -> its scenario and tasks."""
 
 
 class Plays(Protocol):
-    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last
-    took."""
+    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: has its own models, with weights it last took."""
 
     apart: bool
 
@@ -34,24 +33,23 @@ class Plays(Protocol):
         ...
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Play by these weights, by group, from here on."""
+        """Play with these weights, by group, from now on."""
         ...
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
-        """See `Policy.logprobs`; by the weights that play."""
+        """See `Policy.logprobs`; by the playing weights."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds elsewhere."""
+        """Release resources."""
         ...
 
 
 @dataclass(frozen=True)
 class Played:
-    """Dialogues that are over. version: iterations from which the weights had learned that played. differences: by
-    group, of the first replies' log-probabilities from what a learner with these very weights computes; only of
-    dialogues that were played ahead.
-    """
+    """Finished dialogues. version: number of iterations that the playing weights had learned from. differences: by
+    group, of the first replies' log-probabilities from those of a learner with the same weights; only if played
+    ahead."""
 
     scenario: LanguageScenario
     tasks: Sequence[Task]
@@ -61,7 +59,7 @@ class Played:
 
 
 class Playing:
-    """See the top of this file. models: those that learn, by group. members: group -> its agents."""
+    """See the module. models: those that learn, by group. members: group -> its agents."""
 
     def __init__(
         self, plays: Plays, models: Mapping[str, Policy], members: Mapping[str, Sequence[str]], tasks_of: TasksOf
@@ -73,14 +71,14 @@ class Playing:
         self._past: list[dict[str, int]] = []
 
     def now(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
-        """Play by the weights of now."""
+        """Play with the current weights."""
         self.wait()
         self.plays.take(self._weights())
         return self.plays.play(scenario, tasks, split, iteration)
 
     def of(self, iteration: int) -> Played:
-        """The dialogues of an iteration: those played ahead, else played now; by the weights of a checkpoint, where it
-        has any for them."""
+        """The dialogues of an iteration: those played ahead, else played now; with a checkpoint's weights, if it has
+        any for them."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             return ahead.result()
@@ -94,8 +92,8 @@ class Playing:
         return self._played(iteration, version, scenario, tasks)
 
     def begin(self, iteration: int) -> None:
-        """Begin with the dialogues of an iteration, by the weights of now, which have learned from those of all but the
-        one before it."""
+        """Start the dialogues of an iteration with the current weights, which have learned from all but the iteration
+        before it."""
         self._by = iteration - 1, self._weights()
         self.plays.take(self._by[1])
         scenario, tasks = self._tasks_of(iteration)
@@ -103,32 +101,31 @@ class Playing:
         self._ahead = self._thread.submit(self._played, iteration, iteration - 1, scenario, tasks)
 
     def wait(self) -> None:
-        """Until nothing is being played. What went wrong shows where the dialogues are asked for."""
+        """Wait until no play is in progress. Errors are raised when the dialogues are requested."""
         if self._ahead is not None:
             wait([self._ahead])
 
     def state(self) -> dict[str, Any]:
-        """For each learning group, the weights by which the next iteration's dialogues were played ahead (nothing where
-        they were not)."""
+        """For each learning group, the weights with which the next iteration's dialogues were played ahead ({} if they
+        were not)."""
         return {} if self._ahead is None or self._by is None else dict(self._by[1])
 
     def arranged(self) -> list[dict[str, int]]:
-        """For each of the next iteration's dialogues who spoke by weights of the past (nothing where they were not
-        played ahead)."""
+        """For each of the next iteration's dialogues the agents with past weights ([] if not played ahead)."""
         return [] if self._ahead is None else self._past
 
     def set_state(self, iteration: int, weights: Mapping[str, Any], past: list[dict[str, int]]) -> None:
-        """Continue before an iteration, whose dialogues were played by these weights and so `arranged`."""
+        """Continue before an iteration whose dialogues were played with these weights and arrangement (`arranged`)."""
         self._by, self._past = (iteration - 1, weights) if weights else None, past
 
     def uncounted(self) -> Mapping[str, Use]:
-        """Tokens, by group, of dialogues that are played again when a run continues from a checkpoint of now."""
+        """Tokens, by group, of dialogues that are played again when a run resumes from a checkpoint of now."""
         if self._ahead is None or self._ahead.exception() is not None:
             return {}
         return self._ahead.result().talk.used
 
     def close(self) -> None:
-        """Wait for what is being played, and end who plays."""
+        """Wait for plays in progress, and end the players."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.plays.close()
 

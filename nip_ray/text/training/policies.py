@@ -1,4 +1,4 @@
-"""Models that play and learn under policy gradient, one for a group of agents, wherever they run."""
+"""Models that play and learn under policy gradient, one per group of agents, wherever they run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ from nip_ray.settings.providers import LocalProvider, ProviderSettings, Training
 class Policy(Protocol):
     """One set of weights that is sampled from and that learns.
 
-    chat: makes tokens of chats. samples_apart: what samples has weights of its own, as of the last `take`, so that it
-    may be asked (from another thread) while a step is taken; else it samples by the weights that learn.
+    chat: makes tokens of chats. samples_apart: sampling has separate weights, of the last `take`, so it may be called
+    (from another thread) while a step is taken; else it uses the learning weights.
     """
 
     chat: ChatFormat
@@ -32,7 +32,7 @@ class Policy(Protocol):
 
     @property
     def steps(self) -> int:
-        """Of learning, since it was made."""
+        """Number of learning steps."""
         ...
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -40,20 +40,18 @@ class Policy(Protocol):
         ...
 
     def forget(self) -> None:
-        """Start sampling afresh: what was computed for earlier prompts changes the last bits of later ones."""
+        """Clear sampling caches: cached prompts change the last bits of later results."""
         ...
 
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, as a learner with the weights that sample would compute
-        it.
+        """The log-probability of every token of these replies, as a learner with the sampling weights computes it.
 
         max_tokens: in one forward pass.
         """
         ...
 
     def keep_start(self, folder: Path) -> None:
-        """Have the model in `folder` as the one that KL divergences are to: what it was made of, or what `save` has put
-        there."""
+        """Use the model in `folder` as the reference of KL divergences: the initial one, or one from `save`."""
         ...
 
     def step(
@@ -71,37 +69,35 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Any]:
-        """The weights that learn, as they are now, or how they can be had again: tensors on the CPU and plain
-        values."""
+        """The current learning weights, or how to obtain them: tensors on the CPU and plain values."""
         ...
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Sample by these `weights` from here on."""
+        """Sample with these `weights` from now on."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that it takes to learn on: nested dicts of tensors on the CPU and plain values."""
+        """Everything needed to continue learning: nested dicts of tensors on the CPU and plain values."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Learn on, and sample, from a `state`."""
+        """Continue learning and sampling from a `state`."""
         ...
 
     def save(self, folder: Path) -> str:
-        """Keep it, under the folder's name or in it, whole or not at all; returns the name by which its provider serves
-        it."""
+        """Save it, under the folder's name or in it, atomically; return the name by which its provider serves it."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds elsewhere."""
+        """Release resources."""
         ...
 
 
 def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Policy:
-    """The policy of a group of agents. Raises UserError for a model that cannot be used."""
+    """The policy of a group of agents. Raises UserError for an unusable model."""
     rule = config.algorithm
     assert isinstance(rule, TokenTrainingSettings)
-    device = "cpu" if rule.num_rollout_workers and rule.num_learners else None  # this process has little to compute
+    device = "cpu" if rule.num_rollout_workers and rule.num_learners else None  # this process computes little
     first, provider = _first(config, group)
     if isinstance(provider, TrainingServiceProvider):
         from nip_ray.text.providers.training_policy import ServicePolicy
@@ -118,7 +114,7 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
 
 
 def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:
-    """The model of a group of agents, in this process. Raises UserError where it cannot be used."""
+    """The model of a group of agents, in this process. Raises UserError if it cannot be used."""
     first, provider = _first(config, group)
     return PolicyModel(
         start_folder(config, group, run_dir),
@@ -135,7 +131,7 @@ def _first(config: TextExperimentConfig, group: str) -> tuple[LanguageAgentSetti
 
 
 def _local(provider: ProviderSettings) -> LocalProvider:
-    assert isinstance(provider, LocalProvider)  # the rules of the config see to it
+    assert isinstance(provider, LocalProvider)  # ensured by the rules of the config
     return provider
 
 
@@ -144,13 +140,12 @@ def _seed(config: TextExperimentConfig, group: str) -> int:
 
 
 def home_of(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
-    """The folder of a group's provider in a run's; models that are kept stand in its `models`."""
+    """The folder of a group's provider in a run folder; saved models are in its `models`."""
     return run_dir / language_agents(config)[groups(config)[group][0]].provider
 
 
 def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
-    """The folder of the model that the config names for a group: of a hosted one that of its provider, with no model in
-    it."""
+    """The folder of the config's model for a group; for a hosted one that of its provider, without a model in it."""
     first, home = language_agents(config)[groups(config)[group][0]], home_of(config, group, run_dir)
     provider = config.providers[first.provider]
     return (
@@ -161,7 +156,7 @@ def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Pat
 
 
 def use_threads(config: TextExperimentConfig) -> None:
-    """Compute with as many threads as the provider of local models says."""
+    """Use as many threads as the provider of local models allows."""
     for provider in config.providers.values():
         if isinstance(provider, LocalProvider):
             torch.set_num_threads(provider.threads)

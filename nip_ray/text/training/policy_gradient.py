@@ -1,15 +1,14 @@
-"""`PolicyGradientTrainer`: language models that play dialogues and learn from each token that they wrote.
+"""`PolicyGradientTrainer`: language models that play dialogues and learn from their own tokens.
 
     (warm-up ->) play groups of dialogues -> advantages of turns -> gradient steps -> the next iteration
 
 Decisions that matter here:
-- an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a run that is
-  resumed from a checkpoint is, on a CPU, the run that was never disturbed; what came after the last checkpoint is
-  played and learned again;
-- a turn is one prompt and one reply. A learning agent's turn has one attempt: a reply that cannot be used is a turn
-  like any other, paid as the protocol pays an empty message;
-- checkpoints are complete before `state.json` names them. At the end, and where a KL term needs them at the start,
-  models are written as folders of their provider, by which evaluation, attacks and other runs find them.
+- an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a resumed run
+  is, on a CPU, identical to an uninterrupted one; everything after the last checkpoint is repeated;
+- a turn is one prompt and one reply. A learning agent's turn has one attempt: an unusable reply is a turn like any
+  other, paid as an empty message;
+- checkpoints are complete before `state.json` names them. At the end, and at the start for a KL term, models are
+  written as folders of their provider, for evaluation, attacks and other runs.
 """
 
 import time
@@ -72,24 +71,23 @@ from nip_ray.tracking import Tracker
 
 CHECKPOINTS = "checkpoints"
 PLAYED_BY = "played_by"
-"""In a checkpoint, beside a model's state: the weights by which the next dialogues were played ahead."""
+"""In a checkpoint, beside a model's state: the weights with which the next dialogues were played ahead."""
 MOST_CUT = 0.5
-"""The largest share of an agent's prompts in an iteration that may lose their middle; beyond it a run ends."""
+"""The largest share of an agent's prompts in an iteration that may lose their middle; beyond it the run ends."""
 TRANSCRIPTS = 50
-"""Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those
-against the past."""
+"""Maximum number of stored dialogues of an iteration: of those among the current agents, and those against the past."""
 
 
 class PolicyGradientTrainer:
-    """One process's work on a run, as `TextTrainer` is for rules with fine-tuning jobs. folder: open for writing.
+    """The trainer of a run on tokens, as `TextTrainer` is for rules with fine-tuning jobs. folder: open for writing.
 
-    It begins with the newest checkpoint of the folder; `state` says where it stands. finished: see `TextTrainer`.
+    It starts from the newest checkpoint of the folder; `state` is its position. finished: see `TextTrainer`.
     """
 
     def __init__(
         self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, tracker: Tracker
     ) -> None:
-        """Loads all models. Raises UserError for a model or a checkpoint that cannot be used."""
+        """Load all models. Raises UserError for an unusable model or checkpoint."""
         assert isinstance(config.algorithm, TokenTrainingSettings)
         rule = rule_of(config.algorithm)
         assert rule.advantages is not None
@@ -131,11 +129,10 @@ class PolicyGradientTrainer:
         self._warned: set[str] = set()
         self._continue_from_checkpoint()
 
-    # ------------------------------------------------------------------------------------------------------ what others
-    # call
+    # ------------------------------------------------------------------------------------------------- what others call
 
     def run_stage(self) -> Stage:
-        """The warm-up, an iteration, or the end of a run that is to end at its last checkpoint; returns which.
+        """The warm-up, an iteration, or the end of a run that ends at its last checkpoint; returns which.
 
         Raises TrainingError (BudgetExhausted too); the last checkpoint stays.
         """
@@ -157,7 +154,7 @@ class PolicyGradientTrainer:
         return stage
 
     def close(self) -> None:
-        """Gives models, trackers and files back."""
+        """Close models, trackers and files."""
         for part in (self._playing, self._bills, *self.models.values()):
             part.close()
         self.tracker.finish(not self.finished)
@@ -167,19 +164,18 @@ class PolicyGradientTrainer:
         self.folder.write_json("cost.json", self.spending().summary())
 
     def spending(self) -> Spending:
-        """By model, up to where the run stands."""
+        """Spending by model, up to the present state of the run."""
         return self._bills.spending()
 
     def final_record(self) -> Mapping[str, Any] | None:
-        """The figures of the last test, with intervals, and those that are computed; None if there was none."""
+        """The metrics of the last test, with intervals, and the exact ones; None if there was none."""
         by_id = {item.id: item for item in self.items["test"]}
         return last_test(self.folder.path, self.state.iteration, by_id, self.scenario.protocol, self.kind)
 
-    # -------------------------------------------------------------------------------------------------------------
-    # iteration
+    # -------------------------------------------------------------------------------------------------------- iteration
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
-        """Play, learn, test where it is time to; returns the row of metrics."""
+        """Play, learn, test if due; return the row of metrics."""
         seconds: dict[str, float] = {}
         began = time.perf_counter()
         last = iteration + 1 == self.config.iterations
@@ -214,7 +210,7 @@ class PolicyGradientTrainer:
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
-        """The scenario of a stage of the curriculum, and its training items, without those that the run holds out."""
+        """The scenario of a stage of the curriculum, and its training items, without the run's held-out items."""
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
         held_out = {self._question(item) for item in self.items["test"] if self.kind.held_out}
@@ -248,11 +244,10 @@ class PolicyGradientTrainer:
             )
         return scenario, self._drawn(grouped(about, size))
 
-    # --------------------------------------------------------------------------------------------------------------
-    # learning
+    # --------------------------------------------------------------------------------------------------------- learning
 
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
-        """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
+        """Gradient steps of all learners of this iteration; returns metrics by group."""
         own = [reply for reply in played.talk.replies if not self.agents[reply.agent].frozen]
         found = credit(
             self._advantages, self.rule, played.scenario.protocol, played.talk.dialogues, own, self._baselines
@@ -273,7 +268,7 @@ class PolicyGradientTrainer:
             return self._steps(group, due[group], iteration, played.differences.get(group))
 
         with ThreadPoolExecutor(len(self.groups)) as pool:
-            at_once = pool.map if self.rule.num_learners else map  # models that have learners of their own
+            at_once = pool.map if self.rule.num_learners else map  # models with separate learners
             for group, figures in zip(due, at_once(steps, due), strict=True):
                 self._bills.book(bills[group])
                 if self.rule.max_staleness:
@@ -282,8 +277,7 @@ class PolicyGradientTrainer:
         return row
 
     def _cut_prompts(self, split: str, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
-        """Metrics: the share of each agent's prompts that lost their middle, where any did. Raises TrainingError where
-        most of them did."""
+        """Metrics: the share of each agent's prompts that lost the middle, if any. Raises TrainingError if most did."""
         row = {}
         for agent in self.agents:
             own = [reply.cut for reply in replies if reply.agent == agent]
@@ -293,7 +287,7 @@ class PolicyGradientTrainer:
             told = f"{sum(own)} of {len(own)} prompts of {agent} lost their middle in iteration {iteration + 1}"
             advice = "raise providers.<name>.max_length, or shorten items, replies or rounds"
             if share > MOST_CUT:
-                raise TrainingError(f"{told}, so that it does not see what it is asked about; {advice}")
+                raise TrainingError(f"{told}, so that it does not see the whole item; {advice}")
             if agent not in self._warned:
                 say(f"warning: {told}; {advice}")
                 self._warned.add(agent)
@@ -306,7 +300,7 @@ class PolicyGradientTrainer:
         return Use(training=passes * sum(len(turn.prompt) + len(turn.reply) for turn in turns))
 
     def _rule_of(self, group: str, iteration: int) -> TokenTrainingSettings:
-        """The rule as it is for a group in an iteration."""
+        """The rule for a group in an iteration."""
         rule = self.rule.seen_by(self.groups[group][0])
         left = 1 - iteration / self.config.iterations
         if rule.anneal_learning_rate:
@@ -319,12 +313,12 @@ class PolicyGradientTrainer:
     def _steps(self, group: str, turns: Sequence[Turn], iteration: int, difference: float | None) -> dict[str, float]:
         """All gradient steps of a group's model on its turns of an iteration; returns means over steps.
 
-        difference: of sampler and learner, where those that played had other weights (none: the first step shows it).
+        difference: of sampler and learner, if the playing weights differed (None: the first step shows it).
         """
         rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
-        # the model that its KL term is to: what it was after the warm-up
+        # the reference of its KL term: the model after the warm-up
         if rule.kl_coefficient and group not in self._with_start:
             kept = self._folder(group, _start_name(group))
             model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
@@ -340,7 +334,7 @@ class PolicyGradientTrainer:
                 chosen = [turns[number] for number in order[begin : begin + size]]
                 with self._naming(f"{group}, iteration {iteration + 1}"):
                     told.append(model.step(chosen, rule, longest, self._loss))
-                if difference is None:  # later ones are of weights that have moved
+                if difference is None:  # later ones are of changed weights
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
         means = {name: sum(step[name] for step in told) / len(told) for name in told[0]}
@@ -356,12 +350,11 @@ class PolicyGradientTrainer:
                 " float32), or raise it"
             )
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # warm-up
+    # ---------------------------------------------------------------------------------------------------------- warm-up
 
     def _warm_up(self) -> None:
-        """Supervised steps, first on the form of replies, then on the scenario's own examples; done again from the
-        start after a crash."""
+        """Supervised steps, first on the form of replies, then on the scenario's own examples; repeated from the start
+        after a crash."""
         rule = self.rule
         if rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
@@ -408,7 +401,7 @@ class PolicyGradientTrainer:
         return found
 
     def _warm_examples(self, agent: str, step: int, share: int) -> list[tuple[Chat, str]]:
-        """An agent's part of a supervised step, which `share` agents fill; tasks of the curriculum take turns."""
+        """An agent's part of a supervised step, which `share` agents share; tasks of the curriculum take turns."""
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
         scenario, items = scenarios[step % len(scenarios)]
         count = max(1, self.rule.warmup_batch_size // share)
@@ -424,14 +417,12 @@ class PolicyGradientTrainer:
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
         self._bills.book(bill)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # test
+    # ------------------------------------------------------------------------------------------------------------- test
 
     def test(self, iteration: int) -> dict[str, float]:
-        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes
-        exactly.
+        """Play held-out items as in training, with the agents' own temperatures, and get the scenario's exact metrics.
 
-        iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
+        iteration: the last finished one (from 0; -1: before the first), whose test rollouts are written.
         """
         tasks = self._drawn(
             test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
@@ -451,7 +442,7 @@ class PolicyGradientTrainer:
         }
 
     def probabilities(self, agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
-        """For each chat, the probability of each of these replies and nothing else, at the agent's own temperature."""
+        """For each chat, the probability of exactly each of these replies, at the agent's own temperature."""
         model, own = self.models[self._group_of[agent]], self.agents[agent]
         temperature = 1.0 if own.temperature is None else own.temperature
         turns = [
@@ -461,7 +452,7 @@ class PolicyGradientTrainer:
             for chat in chats
             for reply in replies
         ]
-        hosted = self._provider(self._group_of[agent]).hosted  # else nobody bills it
+        hosted = self._provider(self._group_of[agent]).hosted  # else nothing is billed
         read = sum(len(turn.prompt) + len(turn.reply) for turn in turns) if hosted else 0
         bill = self._bills.ask(self._group_of[agent], Use(len(turns) if hosted else 0, read))
         log_probs = [sum(found) for found in model.logprobs(turns, self.rule.micro_batch_tokens)]
@@ -478,7 +469,7 @@ class PolicyGradientTrainer:
         dialogues: Sequence[Dialogue],
         iteration: int,
     ) -> None:
-        """The first of those among the current agents, and of those against the past."""
+        """Write the first of those among the current agents, and of those against the past."""
         made = list(zip(tasks, dialogues, strict=True))
         shown = [
             one for past in (False, True) for one in [one for one in made if bool(one[0].past) == past][:TRANSCRIPTS]
@@ -486,11 +477,10 @@ class PolicyGradientTrainer:
         records = ({**spoken_by(task, version), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # state
+    # ------------------------------------------------------------------------------------------------------------ state
 
     def _advance(self, iteration: int) -> None:
-        """Say that `iteration` iterations are done, and keep that where a snapshot or a checkpoint is due."""
+        """Record that `iteration` iterations are done, and write a snapshot or a checkpoint if due."""
         if self.past is not None:
             self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
@@ -501,7 +491,7 @@ class PolicyGradientTrainer:
             self._save(iteration)
 
     def _end(self, iteration: int) -> None:
-        """Keep the models of a run that is over."""
+        """Save the models of a finished run."""
         for group in self._learners():
             name = self.models[group].save(self._folder(group, f"{group}-{iteration:06d}"))
             self.state = self.state.group(group, model=name)
@@ -528,7 +518,7 @@ class PolicyGradientTrainer:
             self.tracker.checkpoint(saved, iteration)
 
     def _continue_from_checkpoint(self) -> None:
-        """Stand where the newest undamaged checkpoint does; without any, at the very beginning."""
+        """Continue from the newest undamaged checkpoint; without any, from the beginning."""
         where = self.folder.path / CHECKPOINTS
         if not has_checkpoint(where):
             self.state = replace(self.state, iteration=0, over=False, stage="format_warmup")
@@ -550,7 +540,7 @@ class PolicyGradientTrainer:
         rewind_checkpoints(where, found.iteration)
         self.folder.rewind_metrics(found.iteration)
         ends = found.iteration >= self.config.iterations
-        over = ends and self.state.over  # otherwise it is to end here, which was not planned, or was killed when it did
+        over = ends and self.state.over  # else it ends here unplanned, or was killed when it did
         self.state = replace(
             self.state, iteration=found.iteration, stage="test" if ends and not over else "sample", over=over
         )
@@ -559,12 +549,12 @@ class PolicyGradientTrainer:
         return self.config.providers[self.agents[self.groups[group][0]].provider]
 
     def _folder(self, group: str, name: str) -> Path:
-        """Where a group's model is kept under a name."""
+        """The folder of a group's model with a name."""
         return home_of(self.config, group, self.folder.path) / "models" / name
 
     @contextmanager
     def _naming(self, place: str) -> Iterator[None]:
-        """Say where learning broke off, and where the last good weights are."""
+        """Add to errors where learning broke off, and where the last good weights are."""
         try:
             yield
         except TrainingError as error:

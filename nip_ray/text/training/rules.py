@@ -1,9 +1,8 @@
-"""The learning rules of language models: those that ship, those that a plugin adds (`nip_ray.plugins`), and the
-fine-tuning sets they make.
+"""Learning rules of language models: built-in ones, those of plugins (`nip_ray.plugins`), and their fine-tuning sets.
 
 Decisions that matter here:
-- a fine-tuning set depends on the rollouts, the config and the iteration alone: whoever makes it again after a crash
-  makes the same bytes, hence the same job;
+- a fine-tuning set depends on the rollouts, the config and the iteration alone: repeated after a crash it has the same
+  bytes, hence the same job;
 - guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
 """
 
@@ -38,21 +37,19 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TextRule:
-    """The play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and
-    `advantages`.
+    """Play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
 
     settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or
-    `TokenTrainingSettings` (advantages). What is played of each item, its keys say: with `num_responses` a tree of that
-    many replies at each node, with `group_size` so many dialogues, next to each other; otherwise one dialogue.
+    `TokenTrainingSettings` (advantages). Its keys determine what is played of each item: with `num_responses` a tree of
+    that many replies at each node, with `group_size` that many dialogues, next to each other; otherwise one dialogue.
 
-    examples, pairs: (dialogues or trees of the iteration, an agent that learns) -> what a supervised fine-tuning job,
-    or one by preferences, of its group's model learns. advantages: what turns are worth, in gradient steps on the
-    tokens of models in this process (see `nip_ray.text.training.credit`). loss: of these tokens, see
+    examples, pairs: (dialogues or trees of the iteration, an agent that learns) -> the data of a supervised fine-tuning
+    job, or of one by preferences, for its group's model. advantages: of turns, for gradient steps on the tokens of
+    models in this process (see `nip_ray.text.training.credit`). loss: of these tokens, see
     `nip_ray.learning.token_losses.clipped_surrogate`. figures: (what was played, the protocol, settings) -> metrics of
     an iteration, logged as ``train/<name>`` (examples, pairs).
 
-    All are pure functions: what these agents or the memory of advantages do not hold is not known when a run is
-    resumed.
+    All are pure functions: only these agents and the memory of advantages survive a resume.
     """
 
     settings: type
@@ -64,7 +61,7 @@ class TextRule:
 
     @property
     def method(self) -> Method:
-        """By which jobs models are fine-tuned."""
+        """The method of its fine-tuning jobs."""
         return "dpo" if self.examples is None else "supervised"
 
     @property
@@ -73,8 +70,7 @@ class TextRule:
         return "num_responses" in keys_of(self.settings)
 
     def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:
-        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError where they give something
-        else."""
+        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError for anything else."""
         if self.pairs is None:
             assert self.examples is not None
             made = self.examples(played, agent)
@@ -88,9 +84,9 @@ class TextRule:
     def told(
         self, played: Sequence[Any], protocol: Protocol, settings: Any, taken: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Metrics by `figures`, none without it. taken: names of other figures.
+        """Metrics by `figures`, {} without it. taken: names of other metrics.
 
-        Raises UserError where that is no mapping from names to numbers, or has a name that is taken.
+        Raises UserError unless that is a mapping from new names to numbers.
         """
         made = {} if self.figures is None else self.figures(played, protocol, settings)
         if not (
@@ -102,7 +98,7 @@ class TextRule:
             )
         if both := sorted(made.keys() & set(taken)):
             raise UserError(
-                f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other figures, choose others"
+                f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other metrics, choose others"
             )
         return {name: float(value) for name, value in made.items()}
 
@@ -111,7 +107,7 @@ class TextRule:
         given = {name: getattr(self, name) for name in ("examples", "pairs", "advantages", "loss", "figures")}
         for name, way in given.items():
             if not callable(way) and (way is not None or name == "loss"):
-                yield f"{name}: {way!r} is no function"
+                yield f"{name}: {way!r} is not a function"
         sizes = (keys_of(self.settings).get(name) for name in ("group_size", "num_responses"))
         yield from (
             f"{key.name}: how many are played, expected int"
@@ -127,7 +123,7 @@ class TextRule:
         elif self.advantages is None and self.loss is not clipped_surrogate:
             yield "loss is for rules with advantages, leave it out"
         elif self.advantages is not None and self.figures is not None:
-            yield "figures is for rules with examples or pairs; a loss gives figures of its own"
+            yield "figures is for rules with examples or pairs; a loss returns its own metrics"
         elif self.advantages is not None and self.plays_trees:
             yield "num_responses is for rules with examples or pairs; no trees are played to learn from tokens"
         elif (
@@ -160,24 +156,21 @@ TEXT_ALGORITHMS: dict[str, TextRule] = {
 
 
 def rule_of(settings: Any) -> TextRule:
-    """The rule that a config's `algorithm` chooses."""
+    """The rule of a config's `algorithm`."""
     return TEXT_ALGORITHMS[settings.name]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
-#
 # - the verifier's guesses are replaced before a rule selects, and the rule sees the other dialogues only;
 # - the schedule is the published one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the
-# whole share, and of
-# n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is
-# replaced depends on
-#   (seed, iteration, agent) alone.
+#   whole share, and of n dialogues int(share * n) are replaced, up to rounding (0.29 of 100 is 29). The selection
+#   depends on (seed, iteration, agent) alone.
 
 
 def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
-    """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a
-    share, keep all."""
+    """(examples in which the agent gives the true verdict, the remaining dialogues); provers, and all without a share,
+    keep all."""
     part = share(agent.settings, agent.iteration)
     if agent.name not in agent.scenario.protocol.verifiers or not part:
         return [], list(dialogues)
@@ -204,17 +197,17 @@ def share(settings: TextTrainingSettings, iteration: int) -> float:
     return start
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a group of agents learns from an iteration: the lines of its fine-tuning file, made from the stored rollouts.
+# ----------------------------------------------------------------------------------------------------------------------
+# The data that a group of agents learns from in an iteration: the lines of its fine-tuning file, made from stored
+# rollouts.
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class FineTuningSet:
-    """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for rules that learn
-    from pairs also ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``.
-    """
+    """lines: of the fine-tuning file. figures: ``<agent>/examples``, the agent's number of lines; for rules that learn
+    from pairs also ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``."""
 
     lines: list[Line]
     figures: Mapping[str, float]
@@ -228,8 +221,7 @@ def fine_tuning_set(
     iteration: int,
     agents: Sequence[str],
 ) -> FineTuningSet:
-    """The set of `agents`, who share a model, after `iteration` (from 0), agent by agent. items: the training items by
-    id."""
+    """The set of `agents` of one model, after `iteration` (from 0), agent by agent. items: the training items by id."""
     settings, rule = fine_tuning_rule(config), rule_of(config.algorithm)
     first = 0 if settings.fine_tune_on_all_previous_rollouts else iteration
     played = [one for i in range(first, iteration + 1) for one in read_played(rule, run_dir, items, i)]
@@ -255,7 +247,7 @@ def read_played(rule: TextRule, run_dir: Path, items: Mapping[int, Any], iterati
 def _taught(
     rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape
 ) -> tuple[list[Line], Mapping[str, float]]:
-    """One agent's lines and figures."""
+    """One agent's lines and metrics."""
     replaced, kept = ([], played) if rule.pairs is not None else replaced_guesses(played, agent)
     found = rule.learned(kept, agent)
     if isinstance(found, Preferences):
@@ -268,7 +260,7 @@ def _taught(
 def format_warmup_set(
     config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]
 ) -> FineTuningSet:
-    """The set of `agents` from dialogues of random replies: every own turn, up to the last; `warmup_agents` the
+    """The set of `agents` from dialogues of random replies: every own turn, up to the last; for `warmup_agents` the
     scenario's own example about each dialogue's item."""
     lines: list[Line] = []
     figures: dict[str, float] = {}

@@ -1,21 +1,19 @@
-"""`TextTrainer`: the stage machine of language agents. `run_stage` does one stage, and then writes `state.json`: it is
-done.
+"""`TextTrainer`: the stage machine of language agents. `run_stage` does one stage, and then writes `state.json`.
 
     (format_warmup ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
     (format_warmup ->) sample -> log -> create_jobs -> test -> await_jobs -> the next one    (test_while_fine_tuning)
 
 Decisions that matter here:
-- a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same
-  keys (answered ones come from the records), and puts its results into place in one step. So a kill at any moment costs
-  time and no money;
+- a stage can be repeated: it reads the results of earlier stages in the run folder, makes the same calls under the same
+  keys (answered ones come from the records), and writes its results in one step. So a kill at any moment costs time and
+  no money;
 - k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the
-  models that the iteration sampled with, before they are fine-tuned or (`test_while_fine_tuning`) while they are, with
-  money held for the jobs;
-- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in
-  each iteration;
-- trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out,
-  and one that comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the
-  config: the names of the models, which are all that another run needs to start from these.
+  models that the iteration sampled with, before they are fine-tuned or (`test_while_fine_tuning`) meanwhile, with money
+  held for the jobs;
+- with a base run of kind `rerun_tests` there is only the test stage, with the other run's models of each iteration;
+- trackers receive a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out, and
+  trackers have to recognise one that is repeated after a crash. Their checkpoint is the state and the config: the names
+  of the models, from which another run can start.
 """
 
 import asyncio
@@ -76,16 +74,15 @@ if TYPE_CHECKING:
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 
 FORMAT_WARMUP = -1
-"""The iteration that the format warm-up counts as."""
+"""The iteration number of the format warm-up."""
 TRANSCRIPTS = 50
-"""Dialogues of an iteration that are written out for readers."""
+"""Maximum number of stored dialogues of an iteration."""
 
 
 class TextTrainer:
-    """One process's work on a run. folder: open for writing. parts: backends. state: resume point. tracker: metric
-    sink.
+    """The trainer of a run. folder: open for writing. parts: backends. state: resume point. tracker: receives metrics.
 
-    finished: set by whoever has written the evaluation; until then trackers take an end for an interruption.
+    finished: set after writing the evaluation; until then trackers record an end as an interruption.
     """
 
     def __init__(
@@ -100,11 +97,11 @@ class TextTrainer:
 
     @property
     def rerun(self) -> bool:
-        """True if only the tests of another run are done again."""
+        """True if only the tests of another run are repeated."""
         return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
 
     def run_stage(self) -> Stage:
-        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done
+        """Do the next stage; return which it was. Raises UserError, TrainingError (BudgetExhausted too); finished work
         is kept."""
         stage = self.state.stage
         work = {
@@ -123,7 +120,7 @@ class TextTrainer:
         try:
             self._advance(self._runner.run(traced()))
         except TrainingError:
-            # a job may have failed: a resumed run looks at all of them, and makes new attempts of those
+            # a job may have failed: a resumed run checks all of them, and makes new attempts
             if stage == "await_jobs":
                 save_state(self.folder, replace(self.state, stage="create_jobs"))
             raise
@@ -132,7 +129,7 @@ class TextTrainer:
         return stage
 
     def close(self) -> None:
-        """Gives connections, trackers and files back."""
+        """Close connections, trackers and files."""
         try:
             self._runner.run(self.parts.close())
         finally:
@@ -147,11 +144,11 @@ class TextTrainer:
         """The run's cost so far."""
         return self.parts.spending()
 
-    # ---------------------------------------------------------------------------------------------------------- stages
+    # ----------------------------------------------------------------------------------------------------------- stages
 
     async def _format_warmup(self) -> TextState:
-        """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they
-        are the same."""
+        """Teach every model the form of replies, by dialogues of random replies; they are the same when repeated after
+        a crash."""
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.rule.format_warmup)
         # seeds come from this name: another one gives other replies
         drawn_as = replace(self._context("train"), split="rehearsal")
@@ -245,7 +242,7 @@ class TextTrainer:
         return state
 
     def _advance(self, state: TextState) -> None:
-        """Save the state after a stage, with what is to be done next."""
+        """Save the state after a stage, with the next one."""
         iteration = state.iteration
         last = iteration + 1 >= self.config.iterations
         order = self._stages(last)
@@ -253,7 +250,7 @@ class TextTrainer:
             state = replace(state, stage="sample")
         elif state.stage == order[-1]:
             state = replace(state, iteration=iteration + 1, stage=order[0], over=last)
-        # tested before: these jobs are made again, or come late
+        # tested before: these jobs are repeated, or late
         elif state.stage == "create_jobs" and len(state.history) > iteration:
             state = replace(state, stage="await_jobs")
         else:
@@ -265,7 +262,7 @@ class TextTrainer:
         if state.iteration > iteration:
             self._track_models()
 
-    # ----------------------------------------------------------------------------------------------------------- parts
+    # ------------------------------------------------------------------------------------------------------------ parts
 
     def trained_groups(self) -> list[str]:
         """The groups that are fine-tuned."""
@@ -273,7 +270,7 @@ class TextTrainer:
         return [group for group, agents in self.groups.items() if not settings[agents[0]].frozen]
 
     def _stages(self, last: bool) -> list[Stage]:
-        """Those of an iteration, in order."""
+        """The stages of an iteration, in order."""
         if self.rerun:
             return ["test"]
         if not self.trained_groups() or (last and not self.rule.fine_tune_after_last):
@@ -300,15 +297,14 @@ class TextTrainer:
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration:06d}", records), iteration)
 
     def _track_models(self) -> None:
-        """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run`
-        takes it."""
+        """Send trackers the models after an iteration: a folder with config and state, as `base_run` takes it."""
         try:
             with TemporaryDirectory() as made:
                 for name in (CONFIG, STATE):
                     shutil.copyfile(self.folder.path / name, Path(made) / name)
                 self.tracker.checkpoint(Path(made), self.state.iteration)
-        except OSError as error:  # of no tracker's: they raise nothing
-            say(f"warning: trackers are not told of the models of iteration {self.state.iteration} ({error})")
+        except OSError as error:  # not of a tracker, which raises nothing
+            say(f"warning: trackers do not get the models of iteration {self.state.iteration} ({error})")
 
     def _fine_tuning_set(self, group: str) -> FineTuningSet:
         items = self.parts.by_id["train"]
@@ -320,7 +316,7 @@ class TextTrainer:
         return dialogue_metrics(self._played(split), self.parts.scenario.protocol, self.parts.kind.groups)
 
     def _learning_figures(self, others: Iterable[str]) -> dict[str, float]:
-        """Sizes of fine-tuning sets, and the rule's own metrics. others: names that there are already."""
+        """Sizes of fine-tuning sets, and the rule's own metrics. others: taken names."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
@@ -333,13 +329,12 @@ class TextTrainer:
             found |= {f"train/{name}": value for name, value in told.items()}
         return found
 
-    # ------------------------------------------------------------------------------------------------------------ jobs
+    # ------------------------------------------------------------------------------------------------------------- jobs
 
     async def _start(
         self, sets: Mapping[str, FineTuningSet], iteration: int, method: Method, rule: FineTuningSettings
     ) -> dict[str, FineTuneJob]:
-        """A job for each group's fine-tuning set, made or found. Money for all of them is set aside before any is
-        made."""
+        """A job per group's fine-tuning set, created or found. Money for all is set aside before any is created."""
         data = {group: encode(made.lines) for group, made in sets.items()}
         specs = {group: self._spec(group, sets[group], data[group], iteration, method, rule) for group in sets}
         await self._reserve({spec.key: worst_of(spec) for spec in specs.values()})
@@ -351,13 +346,13 @@ class TextTrainer:
         }
 
     async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
-        """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are
-        over."""
+        """The groups' jobs once all have succeeded, and are booked. Once all are over, raises TrainingError if one
+        failed."""
         await self._hold(job.key for job in jobs.values())
         waiting = (self._awaited(group, job) for group, job in jobs.items())
-        done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
+        done = await asyncio.gather(*waiting, return_exceptions=True)  # so that the journal records how each ended
         for job in jobs.values():
-            # What the jobs with this key have cost; one that is not over stays reserved.
+            # The cost of the jobs with this key; an unfinished one stays reserved.
             spending = self.parts.new_bills(job.key)
             reservation = self._reserved.pop(job.key, None) if ended(self.parts.journal, job.key) is not None else None
             if reservation is None:
@@ -428,12 +423,12 @@ class TextTrainer:
         return {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
 
     async def _hold(self, keys: Iterable[str]) -> None:
-        """Set money aside for the jobs with these keys, which may have been made before this process was."""
+        """Set money aside for the jobs with these keys, which an earlier process may have created."""
         intents = {key: intent for key in keys if (intent := self.parts.journal.last("intent", key=key)) is not None}
         await self._reserve({key: worst(intent) for key, intent in intents.items()})
 
     async def _reserve(self, jobs: Mapping[str, Amount]) -> None:
-        """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
+        """Set money aside for all jobs that are not over, or for none. jobs: key -> maximum cost."""
         due = {
             key: amount
             for key, amount in jobs.items()
@@ -444,7 +439,7 @@ class TextTrainer:
             self._reserved |= zip(due, held.split(due.values()), strict=True)
 
     def final_record(self) -> Mapping[str, Any] | None:
-        """The figures of the last test, with intervals; None if there was none."""
+        """The metrics of the last test, with intervals; None if there was none."""
         return last_test(
             self.folder.path,
             self.state.iteration,
@@ -454,17 +449,17 @@ class TextTrainer:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Doing all stages of a run of language agents that are left, from its folder to its report.
+# ----------------------------------------------------------------------------------------------------------------------
+# Do all remaining stages of a run of language agents, from its folder to its report.
 
 AnyTrainer: TypeAlias = "TextTrainer | PolicyGradientTrainer"
-"""Of rules with fine-tuning jobs, or on tokens."""
+"""For rules with fine-tuning jobs, or on tokens."""
 
 
 def train(
     config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool
 ) -> ExperimentResult:
-    """Do all stages that are left, then write the evaluation and the report."""
+    """Do all remaining stages, then write the evaluation and the report."""
     say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
     try:
@@ -494,10 +489,9 @@ def begin(
     group: str | None = None,
     in_trial: bool = False,
 ) -> AnyTrainer:
-    """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of
-    Tune's.
+    """The trainer of a run, with its trackers. group: its sweep. in_trial: in a trial of Tune's.
 
-    What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
+    Logs from here on pass the filter of secrets. Raises UserError for missing keys and libraries.
     """
     Redactor(
         [name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]
@@ -519,7 +513,7 @@ def begin(
 
 
 def finish(folder: RunFolder, trainer: AnyTrainer) -> ExperimentResult:
-    """Write `evaluation.json`, `cost.json` and the report of a run that is over."""
+    """Write `evaluation.json`, `cost.json` and the report of a finished run."""
     record = trainer.final_record()
     if record is not None:
         folder.write_json("evaluation.json", record)
@@ -531,12 +525,12 @@ def finish(folder: RunFolder, trainer: AnyTrainer) -> ExperimentResult:
 
 
 def num_measured(state: TextState) -> int:
-    """Iterations whose figures stand: no stage that is still to be done writes them again."""
+    """Iterations with final metrics, which no remaining stage rewrites."""
     return state.iteration + (len(state.history) > state.iteration and state.stage != "test")
 
 
 def new_state(config: TextExperimentConfig) -> TextState:
-    """Where a run begins: with the models of the config, or with those of its base run."""
+    """The initial state: with the models of the config, or those of its base run."""
     settings = language_agents(config)
     bases = {group: settings[agents[0]].model for group, agents in groups(config).items()}
     if config.base_run is not None:

@@ -9,7 +9,7 @@ A family is an entry of `introductory.yaml`, `interview.yaml` or `competition.ya
 | `question`, `solutions` | the statement and correct programs; `$name` and choices of words are explained in `base` |
 | `call` | an expression that draws the arguments of a hidden test |
 | `edges` | an expression: arguments that are always tested |
-| `facts` | an expression: what `$name` stands for |
+| `facts` | an expression: values of `$name` |
 
 Decisions that matter here:
 - a family is in one split for ever: which one depends on its name alone, so that data sets made with different seeds,

@@ -1,12 +1,12 @@
-"""What a family of problems is, and how a draft of a problem becomes one: wording, names, hidden tests, results.
+"""Families of problems, and the way from a draft to a problem: wording, names, hidden tests, results.
 
 Decisions that matter here:
-- a family is data: plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text,
-  `<one|another>` is a choice of words. Everything else that varies is done here;
-- the solutions define `solve`, and use names of `names.py`. Function, parameters and variables
-  are renamed at random, those of the signature alike in all solutions and between the question's backticks;
-- the first solution says what is right. It is run in this process, like the expressions that draw calls: both are
-  programs of this repository, never a user's.
+- a family is data: plain text and plain Python. In both, `$name` is a fact of the draft; in the text, `<one|another>`
+  is a choice of words. All other variation is made here;
+- the solutions define `solve`, and use names of `names.py`. Function, parameters and variables are renamed at random,
+  those of the signature alike in all solutions and between the question's backticks;
+- the first solution defines the right results. It is run in this process, like the expressions that draw calls: both
+  are programs of this repository, never a user's.
 """
 
 import ast
@@ -32,11 +32,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with what is known of it.
+    """A problem.
 
-    question: the statement, with an example. solutions: correct programs. function_name: what they define. calls:
-    hidden tests, lists of arguments as JSON carries them. results: what the function returns for each, as JSON carries
-    it.
+    question: the statement, with an example. solutions: correct programs. function_name: defined by them. calls: hidden
+    tests, lists of arguments in JSON's form. results: the function's return value for each, in JSON's form.
     """
 
     question: str
@@ -48,10 +47,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Draft:
-    """A problem before names and words are chosen. See the module for how its texts are read.
+    """A problem before names and words are chosen. See the module for the form of its texts.
 
     names: names that the function may have, separated by spaces. solutions: correct programs that define `solve`.
-    sample: draws a call. edges: calls that are always among the tests. facts: what `$name` stands for.
+    sample: draws a call. edges: calls that are always among the tests. facts: values of `$name`.
     """
 
     names: str
@@ -66,7 +65,7 @@ class Draw:
     """Random values, from one seeded generator."""
 
     def __init__(self, rng: Random) -> None:
-        """rng: where they come from."""
+        """rng: their source."""
         self.rng = rng
 
     def pick(self, *options: Any) -> Any:
@@ -163,7 +162,7 @@ def finish(draft: Draft, rng: Random) -> Problem:
 
 
 def run(source: str, name: str, calls: Sequence[list[Any]]) -> list[Any]:
-    """What the function `name` of a solution of this repository returns for each call, as JSON carries it."""
+    """The results of the function `name` of a solution of this repository for each call, in JSON's form."""
     space: dict[str, Any] = {}
     exec(compile(source, "<solution>", "exec"), space)
     return [json.loads(json.dumps(space[name](*json.loads(json.dumps(call))))) for call in calls]
@@ -182,7 +181,7 @@ def _calls(draft: Draft) -> list[list[Any]]:
 
 
 def _examples(name: str, samples: Sequence[tuple[list[Any], Any]], rng: Random) -> str:
-    """A line that shows one or two calls with their results, short ones where there are some."""
+    """A line with one or two calls and their results, short ones if there are any."""
     shown = [f"`{name}({', '.join(map(repr, call))})` returns `{result!r}`" for call, result in samples]
     short = [text for text in shown if len(text) <= _MOST_EXAMPLE_CHARACTERS]
     chosen = rng.sample(short, 2) if len(short) > 2 else sorted(shown, key=len)[:1]
@@ -199,7 +198,7 @@ def _worded(text: str, shared: Mapping[str, str], rng: Random) -> str:
     return _CODE.sub(lambda match: _NAME.sub(lambda name: shared.get(name[0], name[0]), match[0]), text)
 
 
-# ------------------------------------------------------------------------------------------------------------- names
+# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def _names_in(tree: ast.AST) -> list[str]:
@@ -227,16 +226,15 @@ def _signature_names(sources: Sequence[str], function_names: Sequence[str], rng:
 
 
 def _new_name(name: str, taken: set[str], rng: Random) -> str:
-    """A name of the pool of `name` that is not taken; `name` itself where it has no pool, which then nothing else is
-    called."""
+    """A free name of the pool of `name`; `name` itself if it has no pool, which no other variable then gets."""
     if name not in POOLS:
         return name
     return rng.choice([option for option in POOLS[name] if option not in taken] or [f"new_{name}"])
 
 
 def _renamed(source: str, shared: Mapping[str, str], rng: Random) -> str:
-    """A solution with new names, printed from its syntax tree. What has no pool (built-in functions, too) keeps its
-    name."""
+    """A solution with new names, printed from its syntax tree. Names without a pool (built-in functions, too) are
+    unchanged."""
     tree = ast.parse(source)
     names = _names_in(tree)
     chosen = dict(shared)

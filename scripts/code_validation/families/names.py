@@ -1,7 +1,6 @@
-"""Names of variables and what else each may be called: a solution written with the one is printed with one of the
-others.
+"""Alternative names of variables: a solution is printed with one of the alternatives.
 
-Two names that a solution uses may share words; a word is never given twice in one program. No word is a built-in of
+Two names that a solution uses may share words; a word is never used twice in one program. No word is a built-in of
 Python.
 """
 

@@ -137,7 +137,7 @@ def test_training_on_other_graphs_is_no_other_question_where_held_out_pairs_are_
         told = {"held_out": False, "overlap": 7, "unseen": {"greedy": document["greedy"]}} if number else {}
         (folders[-1] / "evaluation.json").write_text(json.dumps({**document, **lied, **attack, **told}))
     page = comparison_page(folders)
-    assert "1: its figures leave out the 7 evaluated instances that it was trained with." in page
+    assert "1: its metrics leave out the 7 evaluated instances that it was trained with." in page
     assert "under attack, in some runs over all messages, in others against attackers" in page
     config = folders[1] / "config.yaml"
     config.write_text(config.read_text().replace("x.npz", "y.npz"))

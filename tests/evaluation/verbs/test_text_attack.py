@@ -215,7 +215,7 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any
         (["iterations=3"], r"evaluation\.… only"),
         (
             ["evaluation.attack.text_proposed_prompts=1"],
-            r"the provider of prover, which has no model, cannot be asked; use .*text_prompts",
+            r"the provider of prover, which has no model, cannot be queried; use .*text_prompts",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
                 ("family", 3, "is 3"),
             ]
         ),
-        (2 * (json.dumps(ROW).encode() + b"\n"), r"line 2: id: 0 stands in line 1 too"),
+        (2 * (json.dumps(ROW).encode() + b"\n"), r"line 2: id: 0 is in line 1 too"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:

@@ -253,11 +253,11 @@ def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
     [
         (
             {"host": {"kind": "scripted", "player": "choose_first"}},
-            r"scenario\.agents\.host\.player: got choose_first, which is no host",
+            r"scenario\.agents\.host\.player: got choose_first, which does not play the host",
         ),
         (
             {"agent": {"kind": "scripted", "others": ["zeillinger"]}},
-            r"scenario\.agents\.agent\.others: got zeillinger, which is no agent",
+            r"scenario\.agents\.agent\.others: got zeillinger, which does not play the agent",
         ),
         ({"host": {"player": "zeillinger"}}, r"scenario\.agents\.host\.player: a learned player has no use for it"),
         (

@@ -117,7 +117,7 @@ def test_weights_of_another_model_are_refused_and_its_classifier_is_ignored() ->
     room.put_weights(network, good, ("fc",), model)
     assert torch.equal(network.conv1.weight, small(1).conv1.weight)
     for bad in ({}, {**good, "layer9.weight": torch.zeros(1)}, {"conv1.weight": torch.zeros(4, 3, 7, 7)}):
-        with pytest.raises(UserError, match=r"w.pth: these are no weights of small \('.*' (is missing|does not fit)"):
+        with pytest.raises(UserError, match=r"w.pth: these are not weights of small \('.*' (is missing|does not fit)"):
             room.put_weights(network, bad, ("fc",), model)
 
 

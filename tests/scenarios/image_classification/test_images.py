@@ -135,9 +135,12 @@ BAD: dict[str, tuple[Callable[[], pa.Table], str]] = {
     "class below zero": (lambda: replaced(GOOD, "label", pa.array([0, -1, 1, 3])), "row 2: label: got -1"),
     "class missing": (
         lambda: replaced(GOOD, "label", pa.array([0, None, 1, 3], pa.int64())),
-        "label: is no column of whole numbers",
+        "label: is not a column of whole numbers",
     ),
-    "class a text": (lambda: replaced(GOOD, "label", pa.array(list("0123"))), "label: is no column of whole numbers"),
+    "class a text": (
+        lambda: replaced(GOOD, "label", pa.array(list("0123"))),
+        "label: is not a column of whole numbers",
+    ),
     "no encoded images": (
         lambda: replaced(GOOD, "image", pa.array([1, 2, 3, 4])),
         "image: is a int64; expected: encoded images",

@@ -125,7 +125,7 @@ def test_a_run_has_players_and_no_verifier(rule: str, tmp_path: Path) -> None:
     assert len(transcripts) == 6
     assert not {"label", "verdict", "correct"} & set(transcripts[0])
     assert "jack" in (tmp_path / "run" / "report.html").read_text()
-    with pytest.raises(UserError, match=r"plays matrix_game, and what judges ask is of code_validation"):
+    with pytest.raises(UserError, match=r"plays matrix_game, but judges work on code_validation"):
         judge_run(tmp_path / "run", dry_run=True)
     assert [
         json.loads(line)["id"] for line in (tmp_path / "run" / "items" / "test.jsonl").read_text().splitlines()

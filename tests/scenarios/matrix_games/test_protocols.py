@@ -100,7 +100,7 @@ def test_parameters_of_proofs_are_refused(name: str, key: str, value: Any) -> No
         (
             config(scenario={"agents": {"_default": {"kind": "random"}}}),
             "scenario.agents",
-            "nobody learns (player0, player1)",
+            "no agent learns (player0, player1)",
         ),
         (
             config(scenario={"agents": {"player0": {"initial_scale": float("inf")}}}),

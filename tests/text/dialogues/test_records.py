@@ -116,7 +116,7 @@ def test_the_ledger_adds_up(tmp_path: Path) -> None:
 
 def test_another_request_under_a_recorded_key_is_an_error(tmp_path: Path) -> None:
     complete(Counted(echo), tmp_path, request())
-    with pytest.raises(UserError, match=r"000000-0\.jsonl:2: under the key 'k' stands the reply to another request"):
+    with pytest.raises(UserError, match=r"000000-0\.jsonl:2: the key 'k' has the reply to another request"):
         complete(Counted(echo), tmp_path, request(content="goodbye"))
 
 

@@ -313,7 +313,7 @@ def test_an_unknown_status_is_waited_for_a_stated_time(tmp_path: Path, monkeypat
     with Journal(path) as journal:
         for _ in range(2):
             with pytest.raises(
-                TrainingError, match=r"job-0 has been 'stalled', which is no status .* for 0\.05 s; resume"
+                TrainingError, match=r"job-0 has been 'stalled', which is an unknown status, for 0\.05 s; resume"
             ):
                 asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal)))
         backend.unknown = None

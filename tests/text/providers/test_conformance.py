@@ -195,7 +195,7 @@ def test_what_a_registration_lacks_is_said_at_once() -> None:
 
     jobs: Any = Jobs
     for given, said in (
-        ((Mine, None), "is no function of a Connection"),
+        ((Mine, None), "is not a function of a Connection"),
         ((Mine, lambda given: Chat()), "`fine_tunes = True`"),
         ((Loose, lambda given: Chat()), "must derive from"),
         ((OpenAIProvider, lambda given: Chat(), jobs), "'openai' is registered already"),

@@ -354,6 +354,6 @@ def test_what_services_say_of_jobs() -> None:
         ("cancelling", "running"),
     ):
         assert _as_job(told(status=word)).status == status
-    with pytest.warns(UserWarning, match="'stalled', which is no status"):
+    with pytest.warns(UserWarning, match="'stalled', which is an unknown status"):
         job = _as_job(told(status="stalled"))
     assert (job.status, job.unknown) == ("running", "stalled")

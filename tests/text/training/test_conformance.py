@@ -131,14 +131,14 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (TextRule(Jobs, examples=anyhow), "examples gives something else when it is asked again"),
+        (TextRule(Jobs, examples=anyhow), "examples returns something else when it is called again"),
         (TextRule(Jobs, examples=others), "'prover' learns a reply that it never gave"),
         (TextRule(Jobs, examples=emptied), "examples changes the dialogues"),
         (
             TextRule(Jobs, examples=lambda dialogues, agent: []),
             "examples finds nothing to learn .*; share: nothing reads this key",
         ),
-        (TextRule(Jobs, examples=tired()), "stopped and resumed gives other figures"),
+        (TextRule(Jobs, examples=tired()), "stopped and resumed has other metrics"),
         (TextRule(Trees, pairs=swapped), "learns from a chat that is empty or ends in a reply"),
         (TextRule(Tokens, advantages=standardised), "advantages must be one finite number"),
         (TextRule(Tokens, advantages=forgetful), "advantages depends on more than its arguments, or changes them"),
@@ -150,14 +150,14 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
         (TextRule(Lossy, advantages=plainly, loss=unclamped), "clamp the ratio"),
         (
             TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: -log_prob_NT),
-            "loss gives .*expected \\(loss_NT, figures",
+            "loss returned .*expected \\(loss_NT, metrics",
         ),  # type: ignore[arg-type,return-value]
         (
             TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: (-log_prob_NT.mean(), {})),
-            "loss and its figures must be",
+            "loss and its metrics must have",
         ),
         (TextRule(Lossy, advantages=plainly, loss=untied), "loss has no gradient .*without detach"),
-        (TextRule(Lossy, advantages=plainly, loss=renamed), "loss gives a figure tokens, which the run itself has"),
+        (TextRule(Lossy, advantages=plainly, loss=renamed), "loss returned a metric tokens, which the run itself has"),
         (
             TextRule(Lossy, advantages=lambda turns, *rest: Advantages(turns.return_N), loss=likelihood),
             "advantages gives .*expected",
@@ -189,7 +189,7 @@ def test_what_would_spoil_a_run_is_noticed(rule: TextRule, said: str) -> None:
         ({"pairs": []}, r"pairs gives \[\], expected Preferences"),
         ({"pairs": Preferences([("a", "b")])}, "pairs gives .*expected a list of Pair"),  # type: ignore[list-item]
         ({"examples": [], "figures": {"mean": "0.5"}}, "figures gives .*expected numbers by name"),
-        ({"examples": [], "figures": {"rounds": 0.5}}, "figures gives rounds, names of other figures"),
+        ({"examples": [], "figures": {"rounds": 0.5}}, "figures gives rounds, names of other metrics"),
     ],
 )
 def test_what_a_rule_gives_is_looked_at_in_runs(made: dict[str, Any], said: str) -> None:

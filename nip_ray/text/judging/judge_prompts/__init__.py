@@ -1,1 +1,1 @@
-"""Prompts of judges: one template for each, the system prompt that all share, and `render`, which fills them."""
+"""Prompts of judges: a template for each, their common system prompt, and `render`, which fills them."""

@@ -1,11 +1,10 @@
-"""Fills the judges' templates, with what is judged fenced off as data.
+"""Fill the judges' templates, with the judged texts fenced off as data.
 
 Decisions that matter here:
-- the texts under judgement are values, never templates: nothing in them is evaluated;
-- a fence is a code of 64 bits from the seed and the place of the question. Whoever wrote the texts cannot know it, and
-  if it occurs in them by chance the next one is taken;
-- the code stands beside every sender's name as well, so that nobody can put words into another's mouth by writing a
-  line like ours.
+- judged texts are values, never templates: nothing in them is evaluated;
+- a fence is a code of 64 bits from the seed and the place of the question. The authors of the texts cannot know it; if
+  it occurs in them by chance the next one is taken;
+- the code is also beside every sender's name, so that no agent can fake another's message by imitating our lines.
 """
 
 import hashlib
@@ -32,10 +31,10 @@ def messages(
     seed: int,
     place: tuple[str | int, ...],
 ) -> Chat:
-    """The chat that puts judge `name`'s question.
+    """The chat with judge `name`'s question.
 
-    data: what is judged, by name. said: the transcript, (sender, message). words: what is ours (agent, stance). place:
-    where it was said.
+    data: what is judged, by name. said: the transcript, (sender, message). words: trusted words (agent, stance). place:
+    of the question.
     """
     code = fence([*data.values(), *(text for _, text in said)], seed, place)
     transcript = "\n\n".join(f"[{sender} {code}]\n{text}" for sender, text in said)
@@ -53,8 +52,7 @@ def fence(texts: Sequence[str], seed: int, place: tuple[str | int, ...]) -> str:
 
 
 def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> str:
-    """The key of a call: it changes with the run, the place, the model and every word of the prompt, and with nothing
-    else."""
+    """The key of a call: a function of the run, the place, the model and the prompt."""
     words = [model, *(part for message in chat for part in (message["role"], message["content"]))]
     digest = hashlib.blake2b("\x1f".join([run, *map(str, place), *words]).encode(), digest_size=16)
     return f"judge/{place[0]}/{place[1]}/{digest.hexdigest()}"
@@ -64,5 +62,5 @@ def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> 
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # the result is plain text for a model, not a page: escaping would change the programs
+    # plain text for a model, not a page: escaping would change the programs
     return Environment(loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, autoescape=False, trim_blocks=True)
