@@ -19,7 +19,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
 
 INDEX, FOLDER = "configuration.md", "configuration"
-_WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown`; edit nip_ray/settings/ and write it again -->"
+_WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown` from nip_ray/settings/ -->"
 
 _INTRODUCTION = """\
 # Configuration
@@ -36,25 +36,23 @@ algorithm: {name: ppo, lr: 0.001}
 iterations: 200
 ```
 
-All keys have defaults, and `nip-ray train CONFIG --dry-run` prints a config with every default filled in. `--set a.b=c`
-sets single values of the file (`--set scenario.agents.prover.d_gnn=32`, `--set scenario.data.graph_sizes=[7,8]`); c is
-YAML. An unknown key is refused with the nearest valid one, an illegal combination with the reason, before anything is
-started.
+`--set a.b=c` changes one value (`--set scenario.data.graph_sizes=[7,8]`; c is YAML), and `nip-ray train CONFIG
+--dry-run` prints a config with every default. An unknown key is refused with the nearest valid one, an illegal
+combination with the reason, before anything starts.
 
-Values keep the type they are written in: `"3"` is not an integer and `true` not a number. `1e-3` is a number, as
-`0.001` is. An editor with YAML support completes and checks keys in files that begin with `# yaml-language-server:
-$schema=` and the path of a JSON schema, as the files of `tune_configs/` do (`tune_configs/config.schema.json`).
-`nip-ray schema --out FILE` writes one, with the keys of plugins too.
+Values keep the type they are written in: `"3"` is not an integer. A key whose default is `null` also
+takes `null`, which its description calls "none". Editors with YAML support complete and check keys by a schema
+(`tune_configs/config.schema.json`); `nip-ray schema --out FILE` writes one with the keys of plugins.
 
 {table}
 
 ## Other names
 
-Settings of a learning rule also have the names that stock RLlib and earlier runner files use; a warning then gives
-the key's own name:
+Learning rules also take these names of stock RLlib and earlier runner files, with a warning:
 {aliases}
 """
 
+_SIGNS = {">=": "≥", "<=": "≤", "<": "<", ">": ">"}
 _SHARED = {
     "": "experiment",
     "base_run": "experiment",
@@ -155,7 +153,7 @@ def configuration_pages() -> dict[str, str]:
     for title, kind, prefix in (*_sections(), *_text_sections()):
         doc = _wrapped(" ".join((kind.__doc__ or "").split()))
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
-        head = [f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|"]
+        head = [f"## {title}", "", doc, "", "| key | takes | default | meaning |", "|---|---|---|---|"]
         tables.setdefault(_page_of(title, prefix), []).append("\n".join([*head, *rows, ""]))
     pages = {f"{FOLDER}/{page}.md": _page(page, parts) for page, parts in sorted(tables.items())}
     return {INDEX: _index(tables), **pages}
@@ -206,12 +204,12 @@ def _index(tables: dict[str, list[str]]) -> str:
         keys = dict.fromkeys(part.partition("\n")[0].removeprefix("## ").partition(" (")[0] for part in parts)
         keys.pop("The experiment", None)
         keys.pop("The experiment with language models", None)
-        title, use = _about(page)
-        rows.append(f"| [{title}]({FOLDER}/{page}.md) | {use} | {', '.join(keys) or 'top level'} |")
+        title, _ = _about(page)
+        rows.append(f"| [{title}]({FOLDER}/{page}.md) | {', '.join(keys) or 'top level'} |")
     aliases = ", ".join(f"`{alias}` ({word})" for alias, word in ALIASES.items())
     return (
         _INTRODUCTION.replace("{written}", _WRITTEN)
-        .replace("{table}", "\n".join(["| page | use it to | keys |", "|---|---|---|", *rows]))
+        .replace("{table}", "\n".join(["| page | keys |", "|---|---|", *rows]))
         .replace("{aliases}", _wrapped(f"{aliases}."))
     )
 
@@ -257,8 +255,16 @@ def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def _row(path: str, key: Key) -> str:
-    cells = (f"`{path}`", key.expects.replace("[", "\\["), f"`{_yaml(key.default)}`", key.description)
+    cells = (f"`{path}`", _takes(key).replace("[", "\\["), f"`{_yaml(key.default)}`", key.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _takes(key: Key) -> str:
+    """The key's `expects` in short: without `null` where that is the default, with bounds in mathematical signs."""
+    words = key.expects if key.default is not None else key.expects.removesuffix(" or null")
+    words = words.replace("true or false", "bool").removeprefix("one of ")
+    words = re.sub(r" >= (\S+) and <= (\S+)", r" \1…\2", words)
+    return re.sub(r" (>=|<=|<|>) ", lambda sign: f" {_SIGNS[sign[1]]}", words)
 
 
 def _yaml(value: Any) -> str:

@@ -17,12 +17,9 @@ import pytest
 from tests.docs.blocks import ROOT, blocks_of, pages, prose_of
 
 OPEN = (
-    "docs/configuration",
     "docs/design-notes.md",
     "docs/learning.md",
-    "docs/metrics",
     "docs/protocols.md",
-    "docs/results.md",
     "docs/rllib-options.md",
     "docs/start.md",
 )
