@@ -19,7 +19,6 @@ from tests.docs.blocks import ROOT, blocks_of, pages, prose_of
 OPEN = (
     "docs/design-notes.md",
     "docs/learning.md",
-    "docs/protocols.md",
     "docs/rllib-options.md",
     "docs/start.md",
 )
