@@ -136,8 +136,6 @@ ENTRIES = (
 _INTRODUCTION = """\
 # Protocols side by side
 
-<!-- written by `python scripts/protocols_page.py` from nip_ray/protocols/tables.py and that module's notes -->
-
 Use this page to compare the protocols that ship: who speaks when, who reads what, who is paid for what.
 
 ```yaml
@@ -156,6 +154,8 @@ _SMALL = """
 `benchmarks/equilibria.py` trains networks under each protocol in a game of two places or two steps and prints regrets
 and equilibria, computed from the tree of all dialogues: [results](../benchmarks/results.md#equilibria-of-small-games).
 Most protocols have equilibria in which the verifier ignores all messages.
+
+<!-- written by `python scripts/protocols_page.py` from nip_ray/protocols/tables.py and that module's notes -->
 """
 _LEGEND = """
 A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes

@@ -24,8 +24,6 @@ _WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown` from ni
 _INTRODUCTION = """\
 # Configuration
 
-{written}
-
 Use these pages to look up a key: what it takes, its default, what it does. A config is a YAML file of such keys:
 
 ```yaml
@@ -50,6 +48,8 @@ takes `null`, which its description calls "none". Editors with YAML support comp
 
 Learning rules also take these names of stock RLlib and earlier runner files, with a warning:
 {aliases}
+
+{written}
 """
 
 _SIGNS = {">=": "≥", "<=": "≤", "<": "<", ">": ">"}
@@ -151,10 +151,21 @@ def configuration_pages() -> dict[str, str]:
     """Every page by its path below docs: the index first, then one for each group of keys."""
     tables: dict[str, list[str]] = {}
     for title, kind, prefix in (*_sections(), *_text_sections()):
-        doc = _wrapped(" ".join((kind.__doc__ or "").split()))
+        doc = " ".join((kind.__doc__ or "").split())
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
-        head = [f"## {title}", "", doc, "", "| key | takes | default | meaning |", "|---|---|---|---|"]
-        tables.setdefault(_page_of(title, prefix), []).append("\n".join([*head, *rows, ""]))
+        parts = tables.setdefault(_page_of(title, prefix), [])
+        known = {row for part in parts for row in part.splitlines()}
+        new = [row for row in rows if row not in known]
+        doc += "" if new == rows else " Other keys as above."
+        head = [
+            f"## {title}",
+            "",
+            *([_wrapped(doc)] if doc else []),
+            "",
+            "| key | takes (default) | meaning |",
+            "|---|---|---|",
+        ]
+        parts.append("\n".join([*head, *new, ""]) if new else "\n".join([*head[:4], ""]))
     pages = {f"{FOLDER}/{page}.md": _page(page, parts) for page, parts in sorted(tables.items())}
     return {INDEX: _index(tables), **pages}
 
@@ -194,7 +205,7 @@ def _example(page: str) -> str:
 def _page(page: str, tables: list[str]) -> str:
     title, use = _about(page)
     return "\n".join(
-        [f"# {title}", "", _WRITTEN, "", f"Use these keys to {use}.", "", "```yaml", _example(page), "```", "", *tables]
+        [f"# {title}", "", f"Use these keys to {use}.", "", "```yaml", _example(page), "```", "", *tables, _WRITTEN, ""]
     )
 
 
@@ -255,7 +266,7 @@ def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def _row(path: str, key: Key) -> str:
-    cells = (f"`{path}`", _takes(key).replace("[", "\\["), f"`{_yaml(key.default)}`", key.description)
+    cells = (f"`{path}`", f"{_takes(key)} (`{_yaml(key.default)}`)".replace("[", "\\["), key.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

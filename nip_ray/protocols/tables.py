@@ -117,7 +117,7 @@ def consultancy(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def open_consultancy(params: ProtocolParams) -> Protocol:
-    """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or
+    """The prover chooses the side that it argues for with its first message, which all read; then the verifier asks, or
     decides.
 
     Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open
