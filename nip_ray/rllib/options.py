@@ -253,6 +253,17 @@ REFUSED_CALLS = {
 """Methods of RLlib's `Algorithm` that ours cannot honour -> what to use instead."""
 
 
+_MOST = 3
+"""Options of a row that the page names; a refused one is named by the error anyway."""
+_EXAMPLE = """
+from nip_ray.config.load import load_config
+from nip_ray.rllib.ppo import ProtocolPPOConfig
+
+config = ProtocolPPOConfig().experiment(load_config("tune_configs/message_game.yaml"))
+config.training(lr=1e-3, minibatch_size=512).env_runners(num_envs_per_env_runner=64)
+"""
+
+
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
     """Raise one UserError that names every option of `config` that is refused and differs from `defaults`, a config of
     its class."""
@@ -290,16 +301,10 @@ def _shown(option: str) -> str:
 def _page() -> Iterator[str]:
     yield "# RLlib's options"
     yield ""
-    yield "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->"
+    yield "Use this page when you set options of RLlib on `ProtocolPPOConfig` or another config of this package."
     yield ""
-    yield (
-        "`ProtocolPPOConfig` and its like are `AlgorithmConfig`s. Here is what RLlib's options do to them, and what"
-        " to use"
-    )
-    yield (
-        "instead of one that is refused: `validate()`, and so `build_algo()`, names each of those that differs from its"
-        " default."
-    )
+    yield from ("```python", *_EXAMPLE.strip().splitlines(), "```", "")
+    yield "`validate()`, and so `build_algo()`, names each refused option that is set, and its substitute."
     for verdict, title in (
         ("honoured", "Honoured"),
         ("refused", "Refused"),
@@ -314,11 +319,17 @@ def _page() -> Iterator[str]:
         )
         for row in OPTIONS:
             if row.verdict == verdict:
-                yield f"| {', '.join(f'`{_shown(option)}`' for option in row.options)} | {row.text} |"
+                names = [f"`{_shown(option)}`" for option in row.options]
+                more = [f"and {len(names) - _MOST} like them"] if len(names) > _MOST + 1 else []
+                yield f"| {', '.join([*(names[:_MOST] if more else names), *more])} | {row.text} |"
     yield from ("", "## Methods of `Algorithm` that are refused", "", "| method | use instead |", "|---|---|")
     for name, text in REFUSED_CALLS.items():
         yield f"| `{name}` | {text} |"
-    yield ""
+    yield from (
+        "",
+        "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->",
+        "",
+    )
 
 
 if __name__ == "__main__":
