@@ -24,7 +24,8 @@ _WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown` from ni
 _INTRODUCTION = """\
 # Configuration
 
-Use these pages to look up a key: what it takes, its default, what it does. A config is a YAML file of such keys:
+Use these pages to look up a key: in brackets what it takes and its default, then its meaning. A config is a YAML
+file of keys:
 
 ```yaml
 name: first
@@ -154,18 +155,11 @@ def configuration_pages() -> dict[str, str]:
         doc = " ".join((kind.__doc__ or "").split())
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
         parts = tables.setdefault(_page_of(title, prefix), [])
-        known = {row for part in parts for row in part.splitlines()}
-        new = [row for row in rows if row not in known]
+        new = [row for row in rows if all(f"{row}\n" not in part for part in parts)]
         doc += "" if new == rows else " Other keys as above."
-        head = [
-            f"## {title}",
-            "",
-            *([_wrapped(doc)] if doc else []),
-            "",
-            "| key | takes (default) | meaning |",
-            "|---|---|---|",
-        ]
-        parts.append("\n".join([*head, *new, ""]) if new else "\n".join([*head[:4], ""]))
+        parts.append(
+            "\n".join([f"## {title}", "", *([_wrapped(doc), ""] if doc else []), *new, *([""] if new else [])])
+        )
     pages = {f"{FOLDER}/{page}.md": _page(page, parts) for page, parts in sorted(tables.items())}
     return {INDEX: _index(tables), **pages}
 
@@ -266,8 +260,9 @@ def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def _row(path: str, key: Key) -> str:
-    cells = (f"`{path}`", f"{_takes(key)} (`{_yaml(key.default)}`)".replace("[", "\\["), key.description)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    takes = f"{_takes(key)}, `{_yaml(key.default)}`".replace("[", "\\[")
+    text = f"- `{path}` ({takes}): {key.description}"
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _takes(key: Key) -> str:
