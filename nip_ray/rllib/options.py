@@ -5,6 +5,7 @@ docs are made from.
 """
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -304,32 +305,31 @@ def _page() -> Iterator[str]:
     yield "Use this page when you set options of RLlib on `ProtocolPPOConfig` or another config of this package."
     yield ""
     yield from ("```python", *_EXAMPLE.strip().splitlines(), "```", "")
-    yield "`validate()`, and so `build_algo()`, names each refused option that is set, and its substitute."
+    yield "`validate()`, and so `build_algo()`, names each refused option that is set, and the substitute listed here."
     for verdict, title in (
         ("honoured", "Honoured"),
         ("refused", "Refused"),
         ("no effect", "Without effect on results"),
     ):
-        yield from (
-            "",
-            f"## {title}",
-            "",
-            f"| option | {'use instead' if verdict == 'refused' else 'what it does here'} |",
-            "|---|---|",
-        )
+        yield from ("", f"## {title}", "")
         for row in OPTIONS:
             if row.verdict == verdict:
                 names = [f"`{_shown(option)}`" for option in row.options]
                 more = [f"and {len(names) - _MOST} like them"] if len(names) > _MOST + 1 else []
-                yield f"| {', '.join([*(names[:_MOST] if more else names), *more])} | {row.text} |"
-    yield from ("", "## Methods of `Algorithm` that are refused", "", "| method | use instead |", "|---|---|")
-    for name, text in REFUSED_CALLS.items():
-        yield f"| `{name}` | {text} |"
+                yield _entry([*(names[:_MOST] if more else names), *more], row.text)
+    yield from ("", "## Methods of `Algorithm` that are refused", "")
+    for text in dict.fromkeys(REFUSED_CALLS.values()):
+        yield _entry([f"`{name}`" for name, instead in REFUSED_CALLS.items() if instead == text], text)
     yield from (
         "",
         "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->",
         "",
     )
+
+
+def _entry(names: list[str], text: str) -> str:
+    entry = f"- {', '.join(names)}: {text}"
+    return textwrap.fill(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
