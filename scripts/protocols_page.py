@@ -6,7 +6,7 @@ python scripts/protocols_page.py > docs/protocols.md
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -43,92 +43,78 @@ class Entry:
 ENTRIES = (
     Entry(
         "nip",
-        "With the verifier as leader, the equilibria with the least worst-case loss are the valid interactive proofs,"
-        " where the agents can give any; simultaneous games have other equilibria too (Hammond and Adam-Day, ICLR"
-        " 2025). With an unbounded prover such proofs exist for all of PSPACE (Shamir, JACM 1992).",
+        "with the verifier as leader, the equilibria with the least worst-case loss are the valid interactive proofs"
+        " (Hammond and Adam-Day, ICLR 2025); for an unbounded prover they exist for all of PSPACE (Shamir, JACM 1992).",
     ),
-    Entry(
-        "adp",
-        "A verifier that ignores messages and a silent prover are an equilibrium wherever rejecting all is best; with"
-        " the verifier as leader there are proofs for all of NP (Anil et al., arXiv 2108.12099).",
-    ),
+    Entry("adp", "with the verifier as leader there are proofs for all of NP (Anil et al., arXiv 2108.12099)."),
     Entry(
         "debate",
-        "The provers' sum is constant. With optimal play a polynomial-time judge decides all of PSPACE (Irving et al.,"
-        " arXiv 1805.00899), if lies can be refuted; obfuscated arguments cannot (Brown-Cohen et al., ICML 2024).",
+        "with optimal play a polynomial-time judge decides all of PSPACE (Irving et al., arXiv 1805.00899), if lies can"
+        " be refuted; obfuscated arguments cannot (Brown-Cohen et al., ICML 2024).",
     ),
     Entry(
         "open_debate",
-        "As in debate. Where honest debaters win, prover0's choice reveals the label; open debaters were right more"
-        " often than open consultants (Kenton et al., arXiv 2407.04622).",
+        "where honest debaters win, prover0's choice reveals the label; open debaters were right more often than open"
+        " consultants (Kenton et al., arXiv 2407.04622).",
     ),
-    Entry(
-        "critique",
-        "One round of debate in which acceptance speaks first; the verifier gains by errors that can be shown."
-        " Critiques help people to find errors (Saunders et al., arXiv 2206.05802).",
-    ),
+    Entry("critique", "critiques help people to find errors (Saunders et al., arXiv 2206.05802)."),
     Entry(
         "merlin_arthur",
-        "Completeness and soundness bound the information about the label in the features that provers point at, with"
+        "completeness and soundness bound the information about the label in the features that provers point at, with"
         " exceptions (Wäldchen et al., AISTATS 2024).",
     ),
-    Entry("merlin_arthur", "As above, for the prover's behaviour in each role.", {"one_prover": True}),
+    Entry("merlin_arthur", "as above, for the prover's behaviour in each role.", {"one_prover": True}),
     Entry(
         "consultancy",
-        "A verifier that cannot check messages decides as it would alone; it gains by what can be shown for one side"
-        " only. Judges did worse than after debate (Khan et al., ICML 2024; Kenton et al., arXiv 2407.04622).",
+        "a verifier gains only by what can be shown for one side; judges did worse than after debate (Khan et al., ICML"
+        " 2024; Kenton et al., arXiv 2407.04622).",
     ),
-    Entry("consultancy", "As with two provers.", {"one_prover": True}),
+    Entry("consultancy", "as with two provers.", {"one_prover": True}),
     Entry(
         "open_consultancy",
-        "A prover that is believed is paid for either side alike, so truth, choices independent of it, and inverted"
-        " choices are all equilibria. Judges follow a consultant that has chosen the wrong side (Kenton et al., arXiv"
-        " 2407.04622).",
+        "truth, choices independent of it, and inverted choices are all equilibria; judges follow a consultant that has"
+        " chosen the wrong side (Kenton et al., arXiv 2407.04622).",
     ),
     Entry(
         "helpful_sneaky",
-        "The sneaky prover can imitate the helpful one about the other label, so the verifier gains only by what cannot"
-        " be forged (Kirchner et al., arXiv 2407.13692).",
+        "the sneaky prover can imitate the helpful one, so the verifier gains only by what cannot be forged (Kirchner"
+        " et al., arXiv 2407.13692).",
     ),
     Entry(
         "mnip",
-        "Provers that cannot read each other can be questioned against each other: proofs for all of NEXP (Babai,"
-        " Fortnow and Lund, Computational Complexity 1991); equilibria as in nip.",
+        "provers that cannot read each other can be questioned against each other: proofs for all of NEXP (Babai,"
+        " Fortnow and Lund, 1991).",
     ),
     Entry(
         "bisection",
-        "The provers' sum is constant. The right prover can keep the dispute on a false step; a verifier that checks"
-        " the remaining step is right (Canetti, Riva and Rothblum, CCS 2011); there are equilibria in which it does not"
-        " check, and is wrong.",
+        "the right prover can keep the dispute on a false step, and a verifier that checks the remaining step is right"
+        " (Canetti, Riva and Rothblum, CCS 2011); there are equilibria in which it does not check, and is wrong.",
     ),
     Entry(
         "bisection",
-        "The verifier does not know which half is false: it keeps a false step with probability 1/2 at each halving.",
+        "the verifier keeps a false step with probability 1/2 at each halving.",
         {"half_chosen_by": "verifier"},
     ),
     Entry(
         "prover_estimator",
-        "The estimator pays for its errors. Where truth is known its best estimate is the truth, and a false claim is"
-        " split so that one part is called impossible; there are other equilibria (docs/state-tracking.md). With"
-        " unknown truth honest provers win if their argument is stable under small changes (Brown-Cohen, Irving and"
-        " Piliouras, arXiv 2506.13609, with numbers as estimates and many parts).",
+        "the estimator's best estimate is the truth where it is known; where it is not, honest provers win if their"
+        " argument is stable under small changes (Brown-Cohen, Irving and Piliouras, arXiv 2506.13609, with numbers as"
+        " estimates and many parts).",
     ),
     Entry(
         "judge_panel",
-        "A judge paid for its own vote has one best vote. Paid for the verdict it is indifferent unless pivotal, so a"
-        " majority can agree on the wrong side: of three judges who know only that 7 of 10 claims are true, where one"
-        " pays 5 for a false acceptance, three rejections are an equilibrium as well as three acceptances.",
+        "paid for the verdict a judge is indifferent unless pivotal: of three judges who know only that 7 of 10 claims"
+        " are true, where one pays 5 for a false acceptance, three rejections are an equilibrium as well as three"
+        " acceptances.",
     ),
-    Entry("solo_verifier", "Not a game: the best that the verifier can do alone."),
+    Entry("solo_verifier", "not a game: the best that the verifier can do alone."),
     Entry(
         "message_game",
-        "All want the right verdict: always right with two symbols or more. Ignored messages are another equilibrium"
-        " (Crawford and Sobel, Econometrica 1982).",
+        "always right with two symbols or more; ignored messages are another equilibrium (Crawford and Sobel, 1982).",
     ),
     Entry(
         "nip",
-        "The simulator must imitate the adversarial verifier without the prover. If one-way functions exist, all of NP"
-        " has such proofs (Goldreich, Micali and Wigderson, JACM 1991; the game: Hammond and Adam-Day).",
+        "if one-way functions exist, all of NP has such proofs (Goldreich, Micali and Wigderson, JACM 1991).",
         {"zero_knowledge": True},
     ),
 )
@@ -178,8 +164,8 @@ def page() -> str:
 
 
 def _side_by_side() -> Iterator[str]:
-    yield "| protocol | speak in turn | rounds, first verdict in | paid for |"
-    yield "|---|---|---|---|"
+    yield "| protocol | rounds, first verdict in | paid for |"
+    yield "|---|---|---|"
     for entry in ENTRIES:
         table = entry.table
         anchor = "".join(
@@ -187,26 +173,10 @@ def _side_by_side() -> Iterator[str]:
         )
         cells = [
             f"[{entry.title}](#{anchor})",
-            _order(table),
             f"{table.max_rounds}, {table.min_rounds}",
             _wishes(table),
         ]
         yield f"| {' | '.join(cells)} |"
-
-
-def _order(table: Protocol) -> str:
-    """Who speaks in a cycle of rounds: those of a round joined by +, rounds by commas, seed classes by "or"."""
-    cycles = [
-        [" + ".join(dict.fromkeys(agent for agent, _ in turns)) for turns in one[: table.max_rounds]]
-        for one in table.turns
-    ]
-    return " or ".join(", ".join(_shortened(cycle)) for cycle in cycles)
-
-
-def _shortened(cycle: Sequence[str]) -> Sequence[str]:
-    """A cycle that says the same two or three things again and again, said once."""
-    period = next((p for p in (2, 3) if len(cycle) > 2 * p and cycle[:p] == cycle[p : 2 * p]), None)
-    return cycle if period is None else [*cycle[:period], "...", cycle[-1]]
 
 
 def _wishes(table: Protocol) -> str:
@@ -243,8 +213,7 @@ def _section(entry: Entry) -> Iterator[str]:
     yield from (
         f"## {entry.title}",
         "",
-        *textwrap.wrap(" ".join(about.split()), _WIDTH),
-        "",
+        *([] if entry.params else [*textwrap.wrap(" ".join(about.split()), _WIDTH), ""]),
         "```text",
         *drawing(table),
         "```",
