@@ -61,15 +61,13 @@ ENTRIES = (
     Entry(
         "merlin_arthur",
         "completeness and soundness bound the information about the label in the features that provers point at, with"
-        " exceptions (Wäldchen et al., AISTATS 2024).",
+        " exceptions (Wäldchen et al., AISTATS 2024). With `one_prover: true` one prover argues for the drawn side.",
     ),
-    Entry("merlin_arthur", "as above, for the prover's behaviour in each role.", {"one_prover": True}),
     Entry(
         "consultancy",
         "a verifier gains only by what can be shown for one side; judges did worse than after debate (Khan et al., ICML"
-        " 2024; Kenton et al., arXiv 2407.04622).",
+        " 2024; Kenton et al., arXiv 2407.04622). With `one_prover: true` one prover argues for the drawn side.",
     ),
-    Entry("consultancy", "as with two provers.", {"one_prover": True}),
     Entry(
         "open_consultancy",
         "truth, choices independent of it, and inverted choices are all equilibria; judges follow a consultant that has"

@@ -306,17 +306,16 @@ def _page() -> Iterator[str]:
     yield ""
     yield from ("```python", *_EXAMPLE.strip().splitlines(), "```", "")
     yield "`validate()`, and so `build_algo()`, names each refused option that is set, and the substitute listed here."
-    for verdict, title in (
-        ("honoured", "Honoured"),
-        ("refused", "Refused"),
-        ("no effect", "Without effect on results"),
-    ):
+    for verdict, title in (("honoured", "Honoured"), ("refused", "Refused, with what to use instead")):
         yield from ("", f"## {title}", "")
         for row in OPTIONS:
             if row.verdict == verdict:
                 names = [f"`{_shown(option)}`" for option in row.options]
                 more = [f"and {len(names) - _MOST} like them"] if len(names) > _MOST + 1 else []
                 yield _entry([*(names[:_MOST] if more else names), *more], row.text)
+    without = [f"`{_shown(option)}`" for row in OPTIONS if row.verdict == "no effect" for option in row.options]
+    yield from ("", "## Without effect on results", "")
+    yield textwrap.fill(f"{', '.join(without)}.", 118, break_long_words=False, break_on_hyphens=False)
     yield from ("", "## Methods of `Algorithm` that are refused", "")
     for text in dict.fromkeys(REFUSED_CALLS.values()):
         yield _entry([f"`{name}`" for name, instead in REFUSED_CALLS.items() if instead == text], text)
