@@ -256,6 +256,8 @@ REFUSED_CALLS = {
 
 _MOST = 3
 """Options of a row that the page names; a refused one is named by the error anyway."""
+_WHOLE = 6
+"""Refused options of one kind of which the page names the kind alone."""
 _EXAMPLE = """
 from nip_ray.config.load import load_config
 from nip_ray.rllib.ppo import ProtocolPPOConfig
@@ -309,10 +311,11 @@ def _page() -> Iterator[str]:
     for verdict, title in (("honoured", "Honoured"), ("refused", "Refused, with what to use instead")):
         yield from ("", f"## {title}", "")
         for row in OPTIONS:
-            if row.verdict == verdict:
+            if row.verdict == verdict and not (verdict == "refused" and len(row.options) > _WHOLE):
                 names = [f"`{_shown(option)}`" for option in row.options]
                 more = [f"and {len(names) - _MOST} like them"] if len(names) > _MOST + 1 else []
                 yield _entry([*(names[:_MOST] if more else names), *more], row.text)
+    yield from ("", "Also refused: all options of offline data, offline evaluation, compilation and RLlib's old stack.")
     without = [f"`{_shown(option)}`" for row in OPTIONS if row.verdict == "no effect" for option in row.options]
     yield from ("", "## Without effect on results", "")
     yield textwrap.fill(f"{', '.join(without)}.", 118, break_long_words=False, break_on_hyphens=False)
