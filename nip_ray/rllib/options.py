@@ -153,7 +153,7 @@ OPTIONS: tuple[Row, ...] = (
         "num_env_runners num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner num_learners"
         " num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx placement_strategy"
         " num_cpus_for_main_process custom_resources_for_main_process",
-        "processes and what they ask the cluster for",
+        "processes and the resources that they request",
     ),
     _honoured(
         "sample_timeout_s restart_failed_env_runners max_num_env_runner_restarts delay_between_env_runner_restarts_s "
@@ -183,7 +183,7 @@ OPTIONS: tuple[Row, ...] = (
         "RLlib's iteration lasts until it has so much; one of ours at least",
     ),
     _honoured("log_level stats_cls_lookup _use_msgpack_checkpoints", "as in RLlib"),
-    _refused("metrics_num_episodes_for_smoothing", "figures are means over all episodes of a sample"),
+    _refused("metrics_num_episodes_for_smoothing", "metrics are means over all episodes of a sample"),
     _refused("log_gradients", "`learn/<agent>/grad_norm` is always there"),
     _refused(
         "export_native_model_files checkpoint_trainable_policies_only",
