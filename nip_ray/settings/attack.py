@@ -63,7 +63,7 @@ class AttackSettings:
     )
     text_iterations: int | None = option(
         None,
-        "Iterations of an attacking language model (none: 4; policy gradient: 50; 1: the prover as is).",
+        "Iterations of an attacking language model (none: 4, or 50 of policy gradient).",
         ge=1,
     )
     text_best_of: int = option(

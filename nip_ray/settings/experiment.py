@@ -141,7 +141,7 @@ class FaultToleranceSettings:
     restart_delay_s: float = option(1.0, "Seconds before an env runner that ended itself is recreated.", ge=0)
     hang_timeout_s: float = option(
         120.0,
-        "Seconds without an answer until a worker or trial is lost; at least five median iterations.",
+        "Seconds without an answer until a process is lost; at least five median iterations.",
         gt=0,
     )
     sample_timeout_s: float = option(

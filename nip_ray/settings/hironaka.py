@@ -99,11 +99,11 @@ class HironakaSettings:
     )
     scale_observation: bool = option(True, "Players see points divided by the game's largest coordinate.")
     host_reward: Literal["win", "win_and_points"] = option(
-        "win", "Host's pay in a round: 1 for the end; points: also the number of removed points."
+        "win", "Host's pay in a round: 1 at the end, also the number of removed points."
     )
     agent_reward: Literal["lose", "lose_and_points", "survive"] = option(
         "lose",
-        "Agent's pay in a round: -1 for the end; points: also minus removed points; or 1 if it continues.",
+        "Agent's pay in a round: -1 at the end, also minus removed points, or 1 before it.",
     )
     precision: Literal["single", "double"] = option("single", "Bits of exact integers: 24 (float32) or 53 (float64).")
     num_train: int = option(65_536, "Random starts to train on.", ge=1)

@@ -47,7 +47,7 @@ class ImageDataSettings:
 
     source: Literal["digits", "mnist", "fashion_mnist", "kmnist", "svhn", "cifar10", "cifar100", "files"] = option(
         "digits",
-        "digits ships with scikit-learn; files: your parquet files; others: Hugging Face hub (extra `hf`) or files.",
+        "digits (scikit-learn), files (your parquet files), or the Hugging Face hub (extra `hf`).",
     )
     train: str | None = option(
         None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE

@@ -31,7 +31,7 @@ class OpponentSettings:
     )
     priority: Literal["hard", "even"] = option(
         "hard",
-        "(1 - win rate) ^ priority_exponent: the hardest; or win rate x (1 - win rate): its own level.",
+        "(1 - x) ^ priority_exponent (hardest) or x (1 - x) (own level), x the win rate.",
     )
     priority_exponent: float = option(2.0, "Exponent of the priority hard.", gt=0)
     win_rate_decay: float = option(

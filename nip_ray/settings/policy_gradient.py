@@ -96,8 +96,7 @@ class TokenTrainingSettings:
     num_learners: int = option(0, "Ray actors that learn each model together (0: the main process).", ge=0)
     max_staleness: int = option(
         0,
-        "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models"
-        " learn.",
+        "Iterations of learning by which playing weights may lag; 1: play while learning.",
         ge=0,
         le=1,
     )

@@ -66,7 +66,7 @@ class ProtocolParams:
     )
     verdicts: tuple[str, ...] = option(
         ("reject", "accept"),
-        "Names of the verdicts, one for each label in order; more than two: some protocols only.",
+        "Names of the verdicts by label; more than two in some protocols.",
         min_length=2,
     )
     prover_reward: float = option(1.0, "Paid to a prover whose goal the verifier's decision meets.")

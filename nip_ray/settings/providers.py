@@ -262,8 +262,7 @@ class TrainingServiceProvider(ProviderSettings):
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
     max_length: int | None = option(
         None,
-        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: the service's "
-        "limit).",
+        "Tokens of prompt and reply under policy_gradient (none: the service's limit).",
         ge=16,
     )
     max_retries: int = option(8, "Further attempts after a provider's failure.", ge=0)

@@ -184,7 +184,7 @@ class TextFaultToleranceSettings:
 
     hang_timeout_s: float = option(
         120.0,
-        "Seconds without a sign of life until a worker, learner, local model or trial is lost.",
+        "Seconds without a sign of life until a process is lost.",
         gt=0,
     )
 
