@@ -1,4 +1,5 @@
-"""The generated parts of docs/results.md, and its plots, from the recorded trials of `protocol_table.py`."""
+"""The generated parts of docs/results.md and benchmarks/protocol_runs.md, and its plots, from the recorded trials of
+`protocol_table.py`."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -9,8 +10,8 @@ from _common import ROOT
 from nip_ray.evaluation.aggregates import MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.intervals import Mean
 
-PAGE = ROOT / "docs" / "results.md"
-"""The page; the text between its generated parts is written by hand."""
+PAGES = (ROOT / "docs" / "results.md", ROOT / "benchmarks" / "protocol_runs.md")
+"""Pages with generated parts; the text between them is written by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
     "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "mnip", "consultancy",
@@ -30,8 +31,8 @@ Groups = Mapping[str, Sequence[Row]]
 
 
 def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
-    """Write the tables of each task into the page, between its marks, and draw the plots."""
-    text = PAGE.read_text()
+    """Write the tables of each task into the page that has their marks, and draw the plots."""
+    texts = {path: path.read_text() for path in PAGES}
     for task, record in records.items():
         groups, alone = _groups(record["train"]), _groups(record["plain"])
         parts = {
@@ -43,12 +44,14 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
         for part, made in parts.items():
             name = f"{part} of {task}"
             begin, end = BEGIN.format(name), END.format(name)
-            if begin not in text or end not in text:
-                raise SystemExit(f"{PAGE}: has no place for the {name}; write {begin} and {end} where it is to stand")
-            before, rest = text.split(begin, 1)
-            text = f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end, 1)[1]}"
+            page = next((path for path, text in texts.items() if begin in text and end in text), None)
+            if page is None:
+                raise SystemExit(f"no page has a place for the {name}; write {begin} and {end} into one of PAGES")
+            before, rest = texts[page].split(begin, 1)
+            texts[page] = f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end, 1)[1]}"
         _draw(groups, alone, task)
-    PAGE.write_text(text)
+    for path, text in texts.items():
+        path.write_text(text)
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:

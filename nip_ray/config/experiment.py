@@ -111,8 +111,7 @@ class Experiment(BaseModel):
     plugins: tuple[str, ...] = Field(
         (),
         description=(
-            "Python files or modules to import first: they register protocols, scenarios, algorithms and providers of"
-            " your own."
+            "Python files or modules to import first; they register your protocols, scenarios, algorithms, providers."
         ),
         json_schema_extra={"path": "plugin"},
     )
@@ -193,10 +192,10 @@ class ExperimentConfig(Experiment):
     )
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
     schedules: dict[str, UpdateSchedule] = Field(
-        {}, description="Agent -> in which iterations it learns; one not named always does."
+        {}, description="Agent -> the iterations in which it learns (not named: all)."
     )
     initial_weights: dict[str, WeightSource] = Field(
-        {}, description="Agent -> the agent of another run whose weights it starts with."
+        {}, description="Agent -> agent of another run to take weights from."
     )
     search: SearchSettings | None = Field(
         None, description="Provers that try their messages before they speak (none: nobody does)."

@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -19,14 +19,13 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
 
 INDEX, FOLDER = "configuration.md", "configuration"
-_WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown`; edit nip_ray/settings/ and write it again -->"
+_WRITTEN = "<!-- written by `python -m nip_ray.config.schema --markdown` from nip_ray/settings/ -->"
 
 _INTRODUCTION = """\
 # Configuration
 
-{written}
-
-Use these pages to look up a key: what it takes, its default, what it does. A config is a YAML file of such keys:
+Use these pages to look up a key: in brackets what it takes and its default, then its meaning. A config is a YAML
+file of keys:
 
 ```yaml
 name: first
@@ -36,25 +35,25 @@ algorithm: {name: ppo, lr: 0.001}
 iterations: 200
 ```
 
-All keys have defaults, and `nip-ray train CONFIG --dry-run` prints a config with every default filled in. `--set a.b=c`
-sets single values of the file (`--set scenario.agents.prover.d_gnn=32`, `--set scenario.data.graph_sizes=[7,8]`); c is
-YAML. An unknown key is refused with the nearest valid one, an illegal combination with the reason, before anything is
-started.
+`--set a.b=c` changes one value (`--set scenario.data.graph_sizes=[7,8]`; c is YAML), and `nip-ray train CONFIG
+--dry-run` prints a config with every default. An unknown key is refused with the nearest valid one, an illegal
+combination with the reason, before anything starts.
 
-Values keep the type they are written in: `"3"` is not an integer and `true` not a number. `1e-3` is a number, as
-`0.001` is. An editor with YAML support completes and checks keys in files that begin with `# yaml-language-server:
-$schema=` and the path of a JSON schema, as the files of `tune_configs/` do (`tune_configs/config.schema.json`).
-`nip-ray schema --out FILE` writes one, with the keys of plugins too.
+Values keep the type they are written in: `"3"` is not an integer. A key whose default is `null` also
+takes `null`, which its description calls "none". Editors with YAML support complete and check keys by a schema
+(`tune_configs/config.schema.json`); `nip-ray schema --out FILE` writes one with the keys of plugins.
 
 {table}
 
 ## Other names
 
-Settings of a learning rule also have the names that stock RLlib and earlier runner files use; a warning then gives
-the key's own name:
+Learning rules also take these names of stock RLlib and earlier runner files, with a warning:
 {aliases}
+
+{written}
 """
 
+_SIGNS = {">=": "≥", "<=": "≤", "<": "<", ">": ">"}
 _SHARED = {
     "": "experiment",
     "base_run": "experiment",
@@ -84,6 +83,8 @@ _ABOUT = {
     "evaluation": ("Evaluation", "choose when and how the verifier is examined"),
     "providers": ("Providers", "choose where language models run"),
     "algorithm-fine_tuning": ("Fine-tuning", "set how expert_iteration and malt fine-tune language models"),
+    "algorithm-shared": ("Keys that algorithms share", "look up a key that several algorithms have"),
+    "scenario-shared": ("Keys that scenarios share", "look up a key that several scenarios have"),
     "scenario-agents": ("Agents that are language models", "choose the model, prompt and role of a language agent"),
 }
 """Page -> its title and purpose."""
@@ -128,6 +129,12 @@ scenario:
   agents:
     _default: {max_invalid_replies: 1}
 algorithm: {name: policy_gradient}
+[algorithm-shared]
+algorithm: {name: ppo, lr: 0.001, gamma: 0.95}
+[scenario-shared]
+scenario:
+  name: graph_isomorphism
+  agents: {verifier: {kind: learned}}
 [scenario-hironaka]
 protocol: {name: hironaka}
 scenario: {name: hironaka, dimension: 4}
@@ -151,14 +158,54 @@ scenario:
 
 def configuration_pages() -> dict[str, str]:
     """Every page by its path below docs: the index first, then one for each group of keys."""
-    tables: dict[str, list[str]] = {}
+    groups: dict[str, list[tuple[str, str, list[str]]]] = {}
     for title, kind, prefix in (*_sections(), *_text_sections()):
-        doc = _wrapped(" ".join((kind.__doc__ or "").split()))
-        rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
-        head = [f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|"]
-        tables.setdefault(_page_of(title, prefix), []).append("\n".join([*head, *rows, ""]))
+        rows = [
+            _row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation) and not _is_tag(key)
+        ]
+        groups.setdefault(_page_of(title, prefix), []).append((title, " ".join((kind.__doc__ or "").split()), rows))
+    shared = _shared_rows(groups)
+    tables = {page: [_part(page, *group) for group in _without(shared, groups[page])] for page in groups}
+    for first in ("algorithm", "scenario"):
+        parts: dict[str, list[str]] = {}
+        for row, pages_of in shared.items():
+            if row.startswith(f"- `{first}."):
+                parts.setdefault(", ".join(page.partition("-")[2] for page in pages_of), []).append(row)
+        tables[f"{first}-shared"] = [_part("", names, "", rows) for names, rows in parts.items()]
     pages = {f"{FOLDER}/{page}.md": _page(page, parts) for page, parts in sorted(tables.items())}
     return {INDEX: _index(tables), **pages}
+
+
+def _is_tag(key: Key) -> bool:
+    """A `name` with one value, which the heading has."""
+    return key.name == "name" and len(get_args(key.annotation)) == 1
+
+
+def _shared_rows(groups: dict[str, list[tuple[str, str, list[str]]]]) -> dict[str, list[str]]:
+    """Each row of an algorithm or a scenario that several pages would have, with these pages."""
+    found: dict[str, list[str]] = {}
+    for page, sections in sorted(groups.items()):
+        for row in dict.fromkeys(row for *_, rows in sections for row in rows):
+            found.setdefault(row, []).append(page)
+    return {row: pages for row, pages in found.items() if len(pages) > 1}
+
+
+def _without(
+    shared: dict[str, list[str]], sections: list[tuple[str, str, list[str]]]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """The sections of a page without rows that it shares with others, or that an earlier section has."""
+    known = set(shared)
+    for title, doc, rows in sections:
+        new = [row for row in rows if row not in known]
+        left_out = "" if all(row in new or row in shared for row in rows) else " Other keys as above."
+        elsewhere = " Further keys: [shared]({page}-shared.md)." if any(row in shared for row in rows) else ""
+        known.update(new)
+        yield title, f"{doc}{left_out}{elsewhere}", new
+
+
+def _part(page: str, title: str, doc: str, rows: list[str]) -> str:
+    doc = doc.replace("{page}", page.partition("-")[0])
+    return "\n".join([f"## {title}", "", *([_wrapped(doc), ""] if doc else []), *rows, *([""] if rows else [])])
 
 
 def write_pages(docs: Path) -> None:
@@ -196,7 +243,7 @@ def _example(page: str) -> str:
 def _page(page: str, tables: list[str]) -> str:
     title, use = _about(page)
     return "\n".join(
-        [f"# {title}", "", _WRITTEN, "", f"Use these keys to {use}.", "", "```yaml", _example(page), "```", "", *tables]
+        [f"# {title}", "", f"Use these keys to {use}.", "", "```yaml", _example(page), "```", "", *tables, _WRITTEN, ""]
     )
 
 
@@ -204,20 +251,22 @@ def _index(tables: dict[str, list[str]]) -> str:
     rows = []
     for page, parts in sorted(tables.items()):
         keys = dict.fromkeys(part.partition("\n")[0].removeprefix("## ").partition(" (")[0] for part in parts)
+        if page.endswith("-shared"):
+            keys = dict.fromkeys(name for names in keys for name in names.split(", "))
         keys.pop("The experiment", None)
         keys.pop("The experiment with language models", None)
-        title, use = _about(page)
-        rows.append(f"| [{title}]({FOLDER}/{page}.md) | {use} | {', '.join(keys) or 'top level'} |")
+        title, _ = _about(page)
+        rows.append(_wrapped(f"- [{title}]({FOLDER}/{page}.md): {', '.join(keys) or 'top level'}", "  "))
     aliases = ", ".join(f"`{alias}` ({word})" for alias, word in ALIASES.items())
     return (
         _INTRODUCTION.replace("{written}", _WRITTEN)
-        .replace("{table}", "\n".join(["| page | use it to | keys |", "|---|---|---|", *rows]))
+        .replace("{table}", "\n".join(rows))
         .replace("{aliases}", _wrapped(f"{aliases}."))
     )
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _sections(
@@ -256,8 +305,16 @@ def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def _row(path: str, key: Key) -> str:
-    cells = (f"`{path}`", key.expects.replace("[", "\\["), f"`{_yaml(key.default)}`", key.description)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    takes = f"{_takes(key)}, `{_yaml(key.default)}`".replace("[", "\\[")
+    return _wrapped(f"- `{path}` ({takes}): {key.description}", "  ")
+
+
+def _takes(key: Key) -> str:
+    """The key's `expects` in short: without `null` where that is the default, with bounds in mathematical signs."""
+    words = key.expects if key.default is not None else key.expects.removesuffix(" or null")
+    words = words.replace("true or false", "bool").removeprefix("one of ")
+    words = re.sub(r" >= (\S+) and <= (\S+)", r" \1…\2", words)
+    return re.sub(r" (>=|<=|<|>) ", lambda sign: f" {_SIGNS[sign[1]]}", words)
 
 
 def _yaml(value: Any) -> str:

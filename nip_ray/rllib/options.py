@@ -4,6 +4,7 @@
 """
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -151,7 +152,7 @@ OPTIONS: tuple[Row, ...] = (
         "num_env_runners num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner num_learners"
         " num_cpus_per_learner num_gpus_per_learner custom_resources_per_learner local_gpu_idx placement_strategy"
         " num_cpus_for_main_process custom_resources_for_main_process",
-        "processes and what they ask the cluster for",
+        "processes and the resources that they request",
     ),
     _honoured(
         "sample_timeout_s restart_failed_env_runners max_num_env_runner_restarts delay_between_env_runner_restarts_s "
@@ -181,7 +182,7 @@ OPTIONS: tuple[Row, ...] = (
         "RLlib's iteration lasts until it has so much; one of ours at least",
     ),
     _honoured("log_level stats_cls_lookup _use_msgpack_checkpoints", "as in RLlib"),
-    _refused("metrics_num_episodes_for_smoothing", "figures are means over all episodes of a sample"),
+    _refused("metrics_num_episodes_for_smoothing", "metrics are means over all episodes of a sample"),
     _refused("log_gradients", "`learn/<agent>/grad_norm` is always there"),
     _refused(
         "export_native_model_files checkpoint_trainable_policies_only",
@@ -252,6 +253,19 @@ REFUSED_CALLS = {
 """Methods of RLlib's `Algorithm` that ours do not support -> the alternative."""
 
 
+_MOST = 3
+"""Options of a row that the page names; a refused one is named by the error anyway."""
+_WHOLE = 6
+"""Refused options of one kind of which the page names the kind alone."""
+_EXAMPLE = """
+from nip_ray.config.load import load_config
+from nip_ray.rllib.ppo import ProtocolPPOConfig
+
+config = ProtocolPPOConfig().experiment(load_config("tune_configs/message_game.yaml"))
+config.training(lr=1e-3, minibatch_size=512).env_runners(num_envs_per_env_runner=64)
+"""
+
+
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
     """Raise one UserError that names all refused options of `config` that differ from `defaults`, a config of its
     class."""
@@ -289,35 +303,34 @@ def _shown(option: str) -> str:
 def _page() -> Iterator[str]:
     yield "# RLlib's options"
     yield ""
-    yield "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->"
+    yield "Use this page when you set options of RLlib on `ProtocolPPOConfig` or another config of this package."
     yield ""
-    yield (
-        "`ProtocolPPOConfig` and its like are `AlgorithmConfig`s. Here is what RLlib's options do to them, and what"
-        " to use"
-    )
-    yield (
-        "instead of one that is refused: `validate()`, and so `build_algo()`, names each of those that differs from its"
-        " default."
-    )
-    for verdict, title in (
-        ("honoured", "Honoured"),
-        ("refused", "Refused"),
-        ("no effect", "Without effect on results"),
-    ):
-        yield from (
-            "",
-            f"## {title}",
-            "",
-            f"| option | {'use instead' if verdict == 'refused' else 'what it does here'} |",
-            "|---|---|",
-        )
+    yield from ("```python", *_EXAMPLE.strip().splitlines(), "```", "")
+    yield "`validate()`, and so `build_algo()`, names each refused option that is set, and the substitute listed here."
+    for verdict, title in (("honoured", "Honoured"), ("refused", "Refused, with what to use instead")):
+        yield from ("", f"## {title}", "")
         for row in OPTIONS:
-            if row.verdict == verdict:
-                yield f"| {', '.join(f'`{_shown(option)}`' for option in row.options)} | {row.text} |"
-    yield from ("", "## Methods of `Algorithm` that are refused", "", "| method | use instead |", "|---|---|")
-    for name, text in REFUSED_CALLS.items():
-        yield f"| `{name}` | {text} |"
-    yield ""
+            if row.verdict == verdict and not (verdict == "refused" and len(row.options) > _WHOLE):
+                names = [f"`{_shown(option)}`" for option in row.options]
+                more = [f"and {len(names) - _MOST} like them"] if len(names) > _MOST + 1 else []
+                yield _entry([*(names[:_MOST] if more else names), *more], row.text)
+    yield from ("", "Also refused: all options of offline data, offline evaluation, compilation and RLlib's old stack.")
+    without = [f"`{_shown(option)}`" for row in OPTIONS if row.verdict == "no effect" for option in row.options]
+    yield from ("", "## Without effect on results", "")
+    yield textwrap.fill(f"{', '.join(without)}.", 118, break_long_words=False, break_on_hyphens=False)
+    yield from ("", "## Methods of `Algorithm` that are refused", "")
+    for text in dict.fromkeys(REFUSED_CALLS.values()):
+        yield _entry([f"`{name}`" for name, instead in REFUSED_CALLS.items() if instead == text], text)
+    yield from (
+        "",
+        "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->",
+        "",
+    )
+
+
+def _entry(names: list[str], text: str) -> str:
+    entry = f"- {', '.join(names)}: {text}"
+    return textwrap.fill(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

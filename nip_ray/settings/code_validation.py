@@ -19,12 +19,11 @@ class CodeDataSettings:
 
     source: Literal["built_in", "apps", "buggy_apps"] = option(
         "built_in",
-        "Those that ship with this package, or APPS (correct solutions only) or buggy-APPS (columns of the published"
-        " data sets).",
+        "Programs of this package, APPS (correct solutions only), or buggy-APPS.",
     )
     train: str | None = option(None, "A .jsonl or .parquet file of training items (none: from source).", meaning=FILE)
     test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: from source).", meaning=FILE)
-    num_train: int = option(1000, "Training items; of files and of the hub the most to take.", ge=2)
+    num_train: int = option(1000, "Training items; of files and the hub the most to take.", ge=2)
     num_test: int = option(200, "Held-out items, in the same way.", ge=2)
     difficulties: tuple[Difficulty, ...] = option(("introductory",), "Difficulties to take items of.", min_length=1)
     exclude_flagged: bool = option(True, "Leave out items that a moderation flag marks (buggy_apps).")
@@ -59,25 +58,22 @@ class CodeValidationSettings:
     name: Literal["code_validation"] = option("code_validation", "Code validation.")
     data: CodeDataSettings = option(CodeDataSettings, "Source of the items.")
     prompts: str | None = option(
-        None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE
+        None, "Folder of prompt templates that replace the package's (none: the package's).", meaning=FILE
     )
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
         "accept_reject",
-        "Scale of the verifier's verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring.",
+        "Verdict: accept or reject, 1 to 7, or 0 to 100 (protocol.verifier_scoring).",
     )
     decision_format: Literal["text", "json"] = option(
         "text",
-        "Format of the verifier's replies: lines of text, or JSON in a schema that the provider enforces (openai and "
-        "local).",
+        "Verifier's replies: lines of text, or schema-enforced JSON (openai, local).",
     )
     randomize_prover_stance: bool = option(
-        False, "Each item has its own stance for a single prover (and those of mnip), by a hash."
+        False, "Derive the stance of mnip's or a single prover from a hash of the item."
     )
     randomize_channel_order: bool = option(True, "The verifier reads two provers' channels in a seeded random order.")
-    agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` applies to agents that are not named."
-    )
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
 
     def faults(self) -> Iterator[str]:
         """A folder of prompts that is not there."""

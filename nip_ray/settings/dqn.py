@@ -14,11 +14,8 @@ USED_BY_KIND: dict[str, tuple[str, ...]] = {
     "inverse": ("rate",),
 }
 """Kind of schedule -> the keys that it needs in addition to `initial`."""
-_KIND = (
-    "Its course: initial throughout; in `steps` equal steps to final; by the factor `rate` towards final; rate / (t +"
-    " rate / initial)."
-)
-_RATE = "Factor per step of the distance to final (exponential, at most 1), numerator (inverse)."
+_KIND = "Constant; linear in `steps`; exponential by `rate`; or rate / (t + rate / initial)."
+_RATE = "Factor per step of the distance to final (exponential), or numerator (inverse)."
 _STEPS = "Gradient steps after which it is final (linear)."
 
 
@@ -97,12 +94,10 @@ class DQNRoleSettings:
     adam_epsilon: float = option(1e-8, "Added to the root of Adam's mean squared gradient (adam).", gt=0)
     weight_decay: float = option(0.0, "Share of each weight that is added to its gradient.", ge=0)
     exploration: ExplorationRate = option(ExplorationRate, "Share of random moves in roll-outs for this role.")
-    target_interval: int = option(
-        1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1
-    )
+    target_interval: int = option(1000, "Steps between updates of the target network (1 for Polyak averages).", ge=1)
     target_tau: float = option(
         1.0,
-        "Step of the target network towards the trained one (1: a copy; small and at every step: a Polyak average).",
+        "Step of the target network towards the trained one (1: a copy).",
         gt=0,
         le=1,
     )
@@ -122,48 +117,35 @@ class DQNSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["dqn"] = option("dqn", "The learning rule: deep Q-learning.")
-    steps_per_iteration: int = option(
-        1000, "Steps in an iteration; in each, every trained role takes one gradient step.", ge=1
-    )
+    steps_per_iteration: int = option(1000, "Steps in an iteration, each one gradient step per trained role.", ge=1)
     trained_roles: tuple[str, ...] = option(
-        (), "Trained roles, in the order of their gradient steps (none: all that learn)."
+        (), "Trained roles in order of their gradient steps (none: all that learn)."
     )
-    double: bool = option(
-        True, "The trained network chooses the move whose target value is used (false: the target network does)."
-    )
+    double: bool = option(True, "The trained network chooses the target's move (false: the target network does).")
     dueling: bool = option(False, "Separate heads for value and advantages, whose sum is Q.")
     n_step: int = option(1, "Own moves whose rewards are summed before bootstrapping.", ge=1)
-    bootstrap_cutoffs: bool = option(
-        True, "Copies that run out of rounds continue in value (false: running out is an end, worth nothing)."
-    )
+    bootstrap_cutoffs: bool = option(True, "Bootstrap when rounds run out (false: that end is worth 0).")
     loss: Literal["smooth_l1", "l2"] = option("smooth_l1", "Distance between value and target; l2 is half the square.")
     loss_beta: float = option(1.0, "Error above which smooth_l1 is linear.", gt=0)
     max_grad_norm: float | None = option(10.0, "Largest gradient norm of a role (none: no clipping).", gt=0)
     precision: Literal["float32", "bfloat16"] = option(
         "float32",
-        "Numbers of the matrix products in a gradient step; bfloat16 is faster where a processor or GPU has"
-        " instructions for it. Weights, losses and optimizers keep float32.",
+        "Precision of matrix products in a gradient step; weights and losses stay float32.",
     )
     buffer_size: int = option(100_000, "Transitions kept for each role; the oldest make room.", ge=1)
     buffer_device: Literal["cpu", "learner"] = option(
         "learner", "Device of the buffers: main memory, or the learner's device."
     )
-    save_buffer: bool = option(
-        True, "Keep them in checkpoints (false: a resumed run fills its buffers again, and differs)."
-    )
+    save_buffer: bool = option(True, "Keep buffers in checkpoints (false: a resumed run refills them, and differs).")
     warm_up: int = option(256, "Transitions that a role's buffer holds before its first gradient step.", ge=1)
-    prioritised: bool = option(
-        False, "Replay transitions in proportion to how wrong their values were (false: all alike)."
-    )
+    prioritised: bool = option(False, "Replay transitions in proportion to their error (false: uniformly).")
     priority_exponent: float = option(
         0.6, "Strength of the priorities: 0 none, 1 in proportion (prioritised).", ge=0, le=1
     )
     importance: ImportanceExponent = option(
         ImportanceExponent, "Exponent of the weights that correct for it (prioritised)."
     )
-    roles: dict[str, DQNRoleSettings] = option(
-        dict, "Role -> what it has of its own; `_default` serves the roles not named."
-    )
+    roles: dict[str, DQNRoleSettings] = option(dict, "Settings by role; `_default` for roles not named.")
 
     def faults(self) -> Iterator[str]:
         """Sizes that do not fit, roles that are named twice, and settings without an effect."""

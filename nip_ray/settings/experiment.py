@@ -17,9 +17,7 @@ class MessageRegressionSettings:
 
     enabled: bool = option(False, "Compute it.")
     agents: tuple[str, ...] | None = option(None, "Agents whose messages are read (none: all).")
-    num_epochs: int = option(
-        10, "Passes over the messages that it learns from; few messages, or a subtle code, need more.", ge=1
-    )
+    num_epochs: int = option(10, "Passes over its messages; few or subtle messages need more.", ge=1)
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,7 @@ class PlaySettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    num_copies: int = option(
-        256, "Copies of the protocol played at once by each env runner, to their end, in every iteration.", ge=1
-    )
+    num_copies: int = option(256, "Environment copies of each env runner, each one episode an iteration.", ge=1)
     num_env_runners: int = option(0, "Remote env runners (0: play in the main process).", ge=0)
     num_cpus_per_env_runner: float = option(1, "CPUs that Ray reserves for each remote env runner.", ge=0, meaning=FREE)
     num_gpus_per_env_runner: float = option(
@@ -38,8 +34,7 @@ class PlaySettings:
     )
     max_staleness: int = option(
         0,
-        "Iterations of learning that the weights that play may lag behind: 1 plays the next iteration while learners"
-        " learn.",
+        "Iterations of learning by which playing weights may lag; 1: play while learning.",
         ge=0,
         le=1,
     )
@@ -51,9 +46,7 @@ class LearnerSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    num_learners: int = option(
-        0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0
-    )
+    num_learners: int = option(0, "Remote learners, each with a share of the copies (0: the main process).", ge=0)
     num_cpus_per_learner: float = option(1, "CPUs that Ray reserves for each remote learner.", ge=0)
     num_gpus_per_learner: float = option(0, "GPUs for each learner; with num_learners 0, for the main process.", ge=0)
 
@@ -71,16 +64,13 @@ class EvaluationSettings:
     num_transcripts: int = option(20, "Episodes written out at each evaluation.", ge=0)
     solo_run: str | None = option(
         None,
-        "Folder of a finished run of the same verifier alone on the same data: `solo_baseline` is its accuracy where"
-        " that is above the fitted classifier's (graph isomorphism; none: the fitted classifier's alone).",
+        "Run of this verifier alone; its accuracy is `solo_baseline` if above the classifier's.",
         meaning=FILE,
     )
     message_regression: MessageRegressionSettings = option(
         MessageRegressionSettings, "Measure how much agents' first messages reveal of the label."
     )
-    worst_case_episodes: int = option(
-        5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0
-    )
+    worst_case_episodes: int = option(5, "Episodes per held-out instance of which the worst counts (0: none).", ge=0)
     attack: AttackSettings = option(AttackSettings, "Adversarial provers trained against the finished verifier.")
 
     def faults(self) -> Iterator[str]:
@@ -98,13 +88,11 @@ class StopSettings:
 
     metric: str = option(
         "eval/verifier/accuracy",
-        "The metric that decides, by its key in `metrics.jsonl`: eval/... or eval_sampled/....",
+        "Deciding metric, a key of `metrics.jsonl`: eval/... or eval_sampled/....",
     )
     mode: Literal["max", "min"] = option("max", "The better direction of the metric.")
-    until: float | None = option(None, "End when the metric is this good or better (none: no such value).")
-    patience: int | None = option(
-        None, "End after so many evaluations in a row without a better value (none: never).", ge=1
-    )
+    until: float | None = option(None, "End when the metric is this good or better (none: never).")
+    patience: int | None = option(None, "End after this many evaluations without a better value (none: never).", ge=1)
 
     def faults(self) -> Iterator[str]:
         """Settings that never end a run, and a metric that evaluations do not have."""
@@ -120,7 +108,7 @@ class CheckpointSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    interval: int = option(50, "Write a checkpoint every so many iterations (the last one always is).", ge=1)
+    interval: int = option(50, "Iterations between checkpoints (the last iteration always has one).", ge=1)
     keep: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", ge=2)
 
 
@@ -132,17 +120,15 @@ class RuntimeSettings:
 
     num_threads: int | None = option(
         None,
-        "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).",
+        "Torch threads of the main process (none: $OMP_NUM_THREADS, else cores, at most 8).",
         ge=1,
     )
-    ray_address: str | None = option(
-        None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one if remote workers are configured)."
-    )
+    ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else local if needed).")
     ray_num_cpus: int | None = option(
-        None, "CPUs of a local Ray (none: those that the workers need, at least the machine's).", ge=1
+        None, "CPUs of a local Ray (none: as workers need, at least the machine's).", ge=1
     )
-    num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
-    autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
+    num_cpus: float = option(1, "CPUs reserved for the main process of a sweep's trial.", gt=0)
+    autoscaling: bool = option(False, "The cluster grows on demand: accept a run that does not fit yet.")
 
 
 @dataclass(frozen=True)
@@ -152,22 +138,16 @@ class FaultToleranceSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     max_env_runner_restarts: int = option(5, "Times that each lost env runner is recreated.", ge=0)
-    restart_delay_s: float = option(
-        1.0, "Seconds before an env runner that ended itself is recreated (one that was killed: at once).", ge=0
-    )
+    restart_delay_s: float = option(1.0, "Seconds before an env runner that ended itself is recreated.", ge=0)
     hang_timeout_s: float = option(
         120.0,
-        "Seconds after which an env runner or a learner that does not answer, or a trial that gives no sign of life,"
-        " counts as lost; for runners and learners five times the median iteration where that is longer, and ten times"
-        " as many before the first one is over.",
+        "Seconds without an answer until a process is lost; at least five median iterations.",
         gt=0,
     )
     sample_timeout_s: float = option(
-        600.0, "The most seconds that an env runner may take to answer, however long iterations are.", gt=0
+        600.0, "Most seconds for an env runner's answer, however long iterations are.", gt=0
     )
-    max_learner_failures: int = option(
-        3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0
-    )
+    max_learner_failures: int = option(3, "Lost learners from which a run recovers by its newest checkpoint.", ge=0)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ class GraphDataSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     train: str | None = option(
-        None, "File of training pairs (.npz of ours, the published data.pt, or a plain .npz); none: made.", meaning=FILE
+        None,
+        "Training pairs: .npz of this package, the published data.pt or plain .npz (none: generated).",
+        meaning=FILE,
     )
     test: str | None = option(None, "File of held-out pairs, in the same formats.", meaning=FILE)
     num_train: int | None = option(
-        None, "Training pairs: how many to make (none: 10000), or a balanced truncation of the file.", ge=2
+        None, "Training pairs to generate (none: 10000) or to take from the file, balanced.", ge=2
     )
     num_test: int | None = option(None, "Held-out pairs to use (none: 1000 if they are generated).", ge=2)
     seed: int = option(0, "Seed of what is made and of truncations.", ge=0)
@@ -37,7 +39,7 @@ class GraphDataSettings:
     )
     non_iso_prop_score_2: float = option(0.2, "Share that needs two rounds; the rest needs more.", ge=0, le=1)
     min_wl_score: int | None = option(
-        None, "Keep only training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1
+        None, "Keep training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1
     )
 
     def faults(self) -> Iterator[str]:
@@ -87,12 +89,12 @@ class GraphAgentSettings(HeadSettings):
 
     kind: Literal["learned", "random", "manual"] = option(
         "learned",
-        "Learned networks, a uniform random agent, or the hand-made architecture (nip protocol only, never trained).",
+        "Learned networks, a uniform random agent, or the hand-made architecture (nip only, never trained).",
     )
     num_gnn_layers: int = option(5, "Message-passing layers.", ge=0)
     d_gnn: int = option(16, "Width of a node's representation in the graph network.", ge=1)
     d_gin_mlp: int = option(64, "Hidden width of the graph network's perceptrons.", ge=1)
-    use_dual_gnn: bool = option(True, "Run the graph network a second time without messages and use both outputs.")
+    use_dual_gnn: bool = option(True, "Run the graph network also without messages and use both outputs.")
     num_heads: int = option(4, "Attention heads.", ge=1)
     num_transformer_layers: int = option(4, "Transformer layers (0: none).", ge=0)
     d_transformer: int = option(16, "Width of a token.", ge=1)
@@ -106,16 +108,12 @@ class GraphAgentSettings(HeadSettings):
     d_node_selector: int = option(16, "Hidden width of the head that chooses a node.", ge=1)
     history_initialisation: Literal["independent", "shared", "unmarked"] = option(
         "independent",
-        "At the start a node that was named looks different by round (independent, as published), the same in all"
-        " (shared), or like any other node (unmarked).",
+        "First look of named nodes: different by round (independent, as published), shared, or unmarked.",
     )
-    input_bias: float = option(
-        0.0, "Length of the random vector with which every node starts, before the first message.", ge=0
-    )
+    input_bias: float = option(0.0, "Length of the random vector that each node starts with.", ge=0)
     attention_initialisation: Literal["independent", "tied"] = option(
         "independent",
-        "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends"
-        " to like.",
+        "Queries and keys start unrelated (independent, as published) or equal (tied).",
     )
     gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")
 
@@ -139,17 +137,14 @@ class GraphIsomorphismSettings:
     shared_body: bool = option(True, "Policy and value of an agent share a body.")
     central_critic: bool = option(
         False,
-        "The value sees the whole state, every channel and the label, in training alone (needs shared_body false).",
+        "Critics see the whole state and label in training (needs shared_body false).",
     )
     message_size: int = option(1, "Nodes named at once in each channel.", ge=1)
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
-    normalize_observations: bool = option(
-        True, "Scale message features by their statistics under random play, the same in training and test."
-    )
+    normalize_observations: bool = option(True, "Scale message features by their statistics under random play.")
     kernels: Literal["auto", "native", "torch"] = option(
         "auto",
-        "Run graph networks and pair attention on CPUs by kernels that are compiled on the machine where there is a C++"
-        " compiler (auto), must be (native), or by torch's (torch): the same up to the rounding of sums.",
+        "Compiled CPU kernels if there is a C++ compiler (auto), always (native) or never (torch).",
         meaning=RESUMABLE,
     )
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)

@@ -14,8 +14,8 @@ class LrFactors:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    actor: float = option(1.0, "Factor for the policy's parameters (with a shared body: also the body's).", ge=0)
-    critic: float = option(1.0, "Factor for the value function's parameters.", ge=0)
+    actor: float = option(1.0, "Factor for the policy (and a shared body).", ge=0)
+    critic: float = option(1.0, "Factor for the value function.", ge=0)
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class HeadSettings:
     kind: str = option("learned", "Kind of player.")
     channels: Literal["together", "apart"] = option(
         "together",
-        "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned"
-        " gates; a decision has a gate for silence as well.",
+        "Encode the channels together, as published, or apart, weighed by learned gates.",
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     d_representation: int = option(16, "Width of the representation that the body returns to the heads.", ge=1)

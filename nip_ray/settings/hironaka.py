@@ -33,7 +33,7 @@ class HironakaLayer:
 
     width: int = option(256, "Their width.", ge=1)
     kind: Literal["dense", "residual"] = option(
-        "dense", "A linear map, or a residual block of two (where the width changes there is a third one around them)."
+        "dense", "A linear map, or a residual block of two (three if the width changes)."
     )
     norm: Literal["none", "batch", "layer"] = option("none", "Norm after each linear map: none, batch or layer.")
     repeat: int = option(1, "Number of repetitions.", ge=1)
@@ -47,25 +47,19 @@ class HironakaAgentSettings:
 
     kind: Literal["learned", "scripted"] = option("learned", "A network, or players without weights.")
     player: Script = option("random", "Scripted player.")
-    others: tuple[Script, ...] = option(
-        (), "Further ones: in each game one of all of them plays, drawn evenly (scripted)."
-    )
+    others: tuple[Script, ...] = option((), "Further scripted players; each game draws one of all (scripted).")
     view: Literal["scaled", "relative"] = option(
         "relative",
-        "Input of a network: the points, or places relative to the smallest and largest of each coordinate with their "
-        "logarithms, which keep small differences between large numbers visible.",
+        "Network input: the points, or relative places with logarithms.",
     )
     encoder: Literal["flat", "set"] = option(
         "set",
-        "Points one after the other in their order (flat), or one small network for each point and its surroundings,"
-        " pooled (set).",
+        "Points in their order (flat), or a small network per point, pooled (set).",
     )
     point_width: int = option(64, "Width of the network for each point (set).", ge=1)
     width: int = option(128, "Width of the layers behind it.", ge=1)
     depth: int = option(2, "Number of these layers, each with a rectifier (0: linear heads).", ge=0)
-    layers: tuple[HironakaLayer, ...] = option(
-        (), "Other layers in their place, each with a rectifier (none: width and depth apply)."
-    )
+    layers: tuple[HironakaLayer, ...] = option((), "Layers in place of width and depth, each with a rectifier.")
     shared_body: bool = option(True, "Policy and value have encoder and layers in common.")
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
 
@@ -83,46 +77,38 @@ class HironakaSettings:
     dimension: int = option(3, "Coordinates of a point.", ge=2, le=MAX_DIMENSION)
     starts: Literal["random", "thom", "thom_homogeneous"] = option(
         "random",
-        "Starts: random points, or always the published points of a Thom polynomial (dimension 4 or 7), plain or "
-        "homogeneous.",
+        "Random points, or the published points of a Thom polynomial (dimension 4 or 7).",
     )
     max_points: int = option(20, "Points of a random start, and the most a game can have.", ge=2, le=MAX_POINTS)
     max_value: int = option(
         19,
-        "Largest coordinate of a random start; they are whole numbers from 0 to this, both included.",
+        "Largest coordinate of a random start; coordinates are integers from 0.",
         ge=1,
         le=2**20,
     )
     max_rounds: int = option(100, "Rounds after which a game is truncated, without a winner.", ge=1)
     polytope: Literal["minimal", "exact"] = option(
         "minimal",
-        "Points kept after a move: those with no other point below in every coordinate, or only vertices (slow, "
-        "scipy).",
+        "Points kept after a move: undominated ones, or vertices only (slow, scipy).",
     )
     reduce_start: bool = option(True, "Reduce the points before the first move, too.")
     reposition: bool = option(False, "Move the points to the coordinate planes after each move.")
     scale_state: bool = option(
         False,
-        "Divide the points themselves by their largest coordinate, at the start and after each move, as the published"
-        " code does: rounding then decides which points are equal.",
+        "Divide points by their largest coordinate after each move, as the published code does.",
     )
     scale_observation: bool = option(True, "Players see points divided by the game's largest coordinate.")
     host_reward: Literal["win", "win_and_points"] = option(
-        "win", "The host's pay in a round: 1 if it ends the game; with points also the number of points that went."
+        "win", "Host's pay in a round: 1 at the end, also the number of removed points."
     )
     agent_reward: Literal["lose", "lose_and_points", "survive"] = option(
         "lose",
-        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1"
-        " if it continues.",
+        "Agent's pay in a round: -1 at the end, also minus removed points, or 1 before it.",
     )
-    precision: Literal["single", "double"] = option(
-        "single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size."
-    )
+    precision: Literal["single", "double"] = option("single", "Bits of exact integers: 24 (float32) or 53 (float64).")
     num_train: int = option(65_536, "Random starts to train on.", ge=1)
     num_test: int = option(512, "Random starts that are held out.", ge=1)
-    rho_games: int = option(
-        200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0
-    )
+    rho_games: int = option(200, "Games of each pair of players for games per round (0: none).", ge=0)
     agents: dict[str, HironakaAgentSettings] = option(dict, "Host and agent; `_default` serves the one not named.")
 
     def faults(self) -> Iterator[str]:

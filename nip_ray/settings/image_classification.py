@@ -47,38 +47,30 @@ class ImageDataSettings:
 
     source: Literal["digits", "mnist", "fashion_mnist", "kmnist", "svhn", "cifar10", "cifar100", "files"] = option(
         "digits",
-        "digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. files: parquet files of your own. The others"
-        " come from the Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
+        "digits (scikit-learn), files (your parquet files), or the Hugging Face hub (extra `hf`).",
     )
     train: str | None = option(
         None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE
     )
     test: str | None = option(
         None,
-        "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of"
-        " `train`).",
+        "The same of held-out images (none: the source's own, or a share of `train`).",
         meaning=FILE,
     )
-    num_train: int | None = option(
-        None, "Keep so many training images, as many of each label where balanced (none: all).", ge=2
-    )
+    num_train: int | None = option(None, "Training images to keep, balanced if `balanced` (none: all).", ge=2)
     num_test: int | None = option(None, "Held-out images to keep, in the same way.", ge=2)
-    test_share: float = option(
-        0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1
-    )
+    test_share: float = option(0.2, "Held-out share where a source has no held-out images.", gt=0, lt=1)
     seed: int = option(0, "Seed of splits and of which images are left out.", ge=0)
     binarisation: Literal["merge", "select_two", "random", "classes"] = option(
         "merge",
-        "Labels of classes: one half against the other, one class against another, random, or one for each class, as "
-        "many as protocol.verdicts.",
+        "Labels: halves of the classes, one class against another, random, or one per class (protocol.verdicts).",
     )
     selected_classes: tuple[int, ...] | None = option(
         None,
-        "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1);"
-        " those of classes in the order of their labels (none: all).",
+        "Classes of select_two, label 0 first, or of classes, in the order of labels.",
     )
     binarisation_seed: int | None = option(None, "Seed of merge and random (none: 2 for svhn, otherwise 0).", ge=0)
-    balanced: bool = option(True, "Leave out images of the more frequent label until both are as frequent.")
+    balanced: bool = option(True, "Drop images of the more frequent label until both are equally frequent.")
 
 
 def data_faults(data: ImageDataSettings) -> Iterator[str]:
@@ -144,18 +136,16 @@ class ImageAgentSettings(HeadSettings):
     kind: Literal["learned", "random"] = option("learned", "Learned networks, or a uniform random agent.")
     sight: Literal["whole", "coarse"] = option(
         "whole",
-        "It sees the whole image (as published); or of every part, a latent pixel's, the mean alone, until another"
-        " agent names that part.",
+        "See the whole image, or only means of latent pixels until another agent names them.",
     )
     initial_num_channels: int = option(16, "Channels before the first group of blocks; every group doubles them.", ge=1)
     building_block_type: Literal["conv2d", "residual_basic"] = option(
-        "conv2d", "A block: one convolution of 3 x 3, or a residual block of two."
+        "conv2d", "A block: one 3 x 3 convolution, or a residual block of two."
     )
     num_blocks_per_group: int = option(2, "Blocks in each group.", ge=1)
     pretrained_weights: str | None = option(
         None,
-        "Weights of a pretrained timm model whose last feature map the agent also sees: a .safetensors file, a state "
-        "dict, or a folder of timm (extra `vision`).",
+        "Weights of a pretrained timm model: .safetensors, state dict or timm folder (extra `vision`).",
         meaning=FILE,
     )
     pretrained_architecture: str = option(
@@ -163,12 +153,11 @@ class ImageAgentSettings(HeadSettings):
     )
     d_latent_pixel_selector: int = option(16, "Hidden width of the head that chooses a latent pixel.", ge=1)
     legacy_value_initialisation: bool = option(
-        False, "Leave the value head out of the orthogonal initialisation, as the published library did by mistake."
+        False, "Leave the value head out of the orthogonal initialisation, as the published library does."
     )
     history_initialisation: Literal["independent", "shared"] = option(
         "independent",
-        "At the start a latent pixel that was named looks different by round (independent, as published), or the same"
-        " in all.",
+        "First look of named latent pixels: different by round (independent, as published), or shared.",
     )
 
 
@@ -185,25 +174,21 @@ class ImageClassificationSettings:
     )
     num_block_groups: int = option(
         1,
-        "Groups of blocks in every body. Each halves the sides of the image, and what is left is the grid that messages"
-        " point into.",
+        "Groups of blocks; each halves the image, and messages name pixels of the rest.",
         ge=1,
     )
     shared_body: bool = option(True, "Policy and value of an agent share a body.")
     central_critic: bool = option(
         False,
-        "The value sees the whole state, every channel and the label, in training alone (needs shared_body false).",
+        "Critics see the whole state and label in training (needs shared_body false).",
     )
     message_size: int = option(1, "Latent pixels named at once in each channel.", ge=1)
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
-    normalize_observations: bool = option(
-        True, "Scale message features by their statistics under random play, the same in training and test."
-    )
+    normalize_observations: bool = option(True, "Scale message features by their statistics under random play.")
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)
     embedding_cache: str | None = option(
         None,
-        "Folder for the feature maps of pretrained models, by content (none: nip_ray/embeddings in the user's cache"
-        " folder).",
+        "Folder for feature maps of pretrained models (none: nip_ray/embeddings in the user's cache).",
         meaning={**FILE, **FREE},
     )
 

@@ -17,34 +17,27 @@ class LanguageAgentSettings:
     provider: str = option("local", "Provider of the model: a name in `providers`.")
     model: str = option(
         "default",
-        "The provider's name of the base model (local: a folder, a GGUF file, `default` for the one built here, or"
-        " `words` for one that is built of the words of the scenario).",
+        "The provider's model name; local: a folder, GGUF file, `default` or `words`.",
         meaning={"path": "model"},
     )
-    group: str | None = option(None, "Agents that name the same group share one model (none: a group of its own).")
+    group: str | None = option(None, "Agents with the same group share a model (none: its own).")
     frozen: bool = option(False, "Never fine-tuned.")
-    fine_tune_from_scratch: bool = option(
-        True, "Each fine-tuning starts from the base model, not from the last fine-tuned one."
-    )
+    fine_tune_from_scratch: bool = option(True, "Fine-tune from the base model each time, not from the last model.")
     temperature: float | None = option(None, "Sampling temperature (none: the provider's default).", ge=0, le=2)
     top_p: float | None = option(None, "Nucleus of sampling (none: the provider's default).", gt=0, le=1)
     max_response_words: int = option(150, "Word limit of an answer, stated in the prompt.", ge=1)
-    max_tokens: int | None = option(
-        None, "Tokens that an answer may have (none: one and a half times max_response_words).", ge=1
-    )
+    max_tokens: int | None = option(None, "Most tokens of a reply (none: 1.5 times max_response_words).", ge=1)
     max_reasoning_tokens: int = option(0, "Additional tokens for reasoning before the answer.", ge=0)
     reasoning_effort: str | None = option(
         None, "Reasoning effort, in the provider's words (openai; none: its default)."
     )
     extra_body: str = option(
         "",
-        "Further members of each request's body, as JSON (openai), such as "
-        '{"chat_template_kwargs": {"enable_thinking": false}}; null leaves one out.',
+        "Further JSON members of each request's body (openai); null removes one.",
     )
     chat_shape: Literal["auto", "openai", "alternating", "no_system"] = option(
         "auto",
-        "Form of chats: separate messages with names, user and assistant in turn, or so and without a system role "
-        "(auto: what a local model's template accepts; alternating for all others).",
+        "Chats: named messages, alternating roles, or alternating without a system role (auto: by template).",
     )
     max_invalid_replies: int = option(20, "Invalid replies in a turn, after which its message is empty.", ge=1)
 

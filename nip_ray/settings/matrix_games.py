@@ -20,11 +20,11 @@ class MatrixAgentSettings:
     kind: Literal["learned", "random"] = option("learned", "A learned policy, or a uniform random player.")
     hidden: int = option(
         0,
-        "Width of a hidden layer in policy and in value (0: tabular, free logits and a free value for each state).",
+        "Width of the hidden layer of policy and value (0: tabular).",
         ge=0,
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Its activation.")
-    initial_scale: float = option(0.0, "Standard deviation of the first logits (0: the first policy is uniform).", ge=0)
+    initial_scale: float = option(0.0, "Standard deviation of the first logits (0: uniform policy).", ge=0)
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
 
 
@@ -45,10 +45,10 @@ class MatrixGameSettings:
     ] = option("prisoners_dilemma", "The game; bimatrix is the one of payoffs0 and payoffs1.")
     payoffs0: tuple[tuple[float, ...], ...] = option(
         (),
-        "Pay of player0 in a round: a row for each of its moves, with a column for each move of player1 (bimatrix).",
+        "Pay of player0: a row for each of its moves, columns for player1's (bimatrix).",
     )
     payoffs1: tuple[tuple[float, ...], ...] = option((), "Pay of player1, in the layout of payoffs0 (bimatrix).")
-    tandem_actions: int = option(21, "Number of evenly spaced actions of each player, from -2 to 2 (tandem).", ge=2)
+    tandem_actions: int = option(21, "Evenly spaced actions of each player from -2 to 2 (tandem).", ge=2)
     agents: dict[str, MatrixAgentSettings] = option(
         dict, "Agent -> its policy; `_default` serves the agents not named."
     )
@@ -71,9 +71,7 @@ class LanguageMatrixGameSettings:
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
     game: Literal["kuhn_poker"] = option("kuhn_poker", "The game.")
-    agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` applies to agents that are not named."
-    )
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
 
 
 def protocol_of(game: str) -> str:

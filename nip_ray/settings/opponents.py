@@ -19,31 +19,25 @@ class OpponentSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    latest: float = option(
-        0.8, "Share of episodes that are played among the current agents, where everyone learns.", ge=0, lt=1
-    )
+    latest: float = option(0.8, "Share of episodes among the current agents, where every agent learns.", ge=0, lt=1)
     every: int = option(20, "Iterations between two snapshots for the pool.", ge=1)
     size: int = option(
         10,
-        "Largest number of snapshots; beyond it one between two that are closest in time goes, never the first or the"
-        " newest.",
+        "Most snapshots; above it one that is close in time to its neighbour is dropped.",
         ge=2,
     )
     sampling: Literal["uniform", "prioritised"] = option(
-        "uniform", "Draw every snapshot alike, or in proportion to a priority of the agent's win rate against it."
+        "uniform", "Draw snapshots uniformly, or by a priority of the agent's win rate."
     )
     priority: Literal["hard", "even"] = option(
         "hard",
-        "(1 - win rate) ^ priority_exponent, or win rate x (1 - win rate): the hardest, or those of its own level"
-        " (prioritised).",
+        "(1 - x) ^ priority_exponent (hardest) or x (1 - x) (own level), x the win rate.",
     )
     priority_exponent: float = option(2.0, "Exponent of the priority hard.", gt=0)
     win_rate_decay: float = option(
-        0.9, "Factor of what a win rate was made of, whenever the snapshot is played again.", ge=0, lt=1
+        0.9, "Decay of a win rate's earlier games when its snapshot plays again.", ge=0, lt=1
     )
-    draws: int = option(
-        1, "Snapshots that each agent draws for an iteration, of each env runner; they share its episodes evenly.", ge=1
-    )
+    draws: int = option(1, "Snapshots that an agent draws in an iteration for each env runner.", ge=1)
     agents: tuple[str, ...] | None = option(
         None, "Agents that play against the past (none: every agent that learns).", min_length=1
     )

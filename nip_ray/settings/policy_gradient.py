@@ -35,9 +35,7 @@ class CurriculumStage:
     __pydantic_config__ = FORBID_UNKNOWN
 
     until_iteration: int = option(1, "Last iteration, counted from 1, that is played so.", ge=1)
-    changes: tuple[str, ...] = option(
-        (), "KEY=VALUE of scenario and protocol in these iterations, as of --set, such as scenario.length=2."
-    )
+    changes: tuple[str, ...] = option((), "KEY=VALUE of scenario and protocol, as in --set, such as scenario.length=2.")
 
 
 @dataclass(frozen=True)
@@ -51,25 +49,22 @@ class TokenTrainingSettings:
     discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
     invalid_penalty: float = option(
         0.0,
-        "Subtracted from the return of a turn with an unusable reply, in addition to the pay for its empty message.",
+        "Subtracted from the return of a turn with an invalid reply.",
         ge=0,
     )
     aggregation: Literal["token", "turn", "turn_mean"] = option(
         "token",
-        "Weights of tokens: equal (DAPO), sums of turns over the most tokens of a reply (Dr. GRPO), or means of turns "
-        "(GRPO).",
+        "Token weights: equal (DAPO), by the most tokens (Dr. GRPO), or turn means (GRPO).",
     )
     num_epochs: int = option(1, "Passes over an iteration's turns.", ge=1)
     minibatch_size: int | None = option(None, "Turns in a gradient step (none: all of the iteration).", ge=1)
     micro_batch_tokens: int = option(
         16384,
-        "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.",
+        "Tokens, prompts and padding included, per forward pass: less saves memory.",
         meaning=RESUMABLE,
         ge=1,
     )
-    kl_coefficient: float = option(
-        0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0
-    )
+    kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: not loaded).", ge=0)
     final_kl_coefficient: float | None = option(
         None,
         "Final KL coefficient, reached linearly over the run's iterations (none: constant).",
@@ -77,7 +72,7 @@ class TokenTrainingSettings:
         ge=0,
     )
     kl_estimator: Literal["k3", "k2"] = option(
-        "k3", "Estimator of that divergence: k3 as in GRPO, or k2, whose gradient is that of KL(policy || start)."
+        "k3", "Its estimator: k3 as in GRPO, or k2 (gradient of KL(policy || start))."
     )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
@@ -86,38 +81,31 @@ class TokenTrainingSettings:
     )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
-    agents: dict[str, PolicyGradientAgentSettings] = option(
-        dict, "Settings by agent name; `_default` applies to agents that are not named."
-    )
+    agents: dict[str, PolicyGradientAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
     max_logprob_difference: float | None = option(
         0.01,
-        "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs"
-        " about 0.5).",
+        "End if sampler and learner differ more in log-probability (none: never; bfloat16: about 0.5).",
         meaning=RESUMABLE,
         gt=0,
     )
     num_rollout_workers: int = option(
         0,
-        "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).",
+        "Ray actors that play dialogues (0: the main process).",
         ge=0,
     )
-    num_learners: int = option(0, "Ray actors that learn each model together (0: the main process learns).", ge=0)
+    num_learners: int = option(0, "Ray actors that learn each model together (0: the main process).", ge=0)
     max_staleness: int = option(
         0,
-        "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models"
-        " learn.",
+        "Iterations of learning by which playing weights may lag; 1: play while learning.",
         ge=0,
         le=1,
     )
     format_warmup: int = option(
         0,
-        "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0:"
-        " none).",
+        "Dialogues of random, well-formed replies to learn the format from first (0: none).",
         ge=0,
     )
-    warmup_steps: int = option(
-        0, "Supervised steps on the scenario's own examples before the first iteration (0: none).", ge=0
-    )
+    warmup_steps: int = option(0, "Supervised steps on the scenario's examples before iteration 1 (0: none).", ge=0)
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
     warmup_agents: tuple[str, ...] | None = option(
@@ -125,16 +113,15 @@ class TokenTrainingSettings:
     )
     curriculum: tuple[CurriculumStage, ...] = option(
         (),
-        "Easier tasks for the first iterations, one after the other; held-out items are always those of the config"
-        " itself.",
+        "Easier tasks for the first iterations; held-out items stay the config's.",
     )
     evaluate_every: int = option(
-        10, "Play held-out items every so many iterations (0: after the last alone).", meaning=RESUMABLE, ge=0
+        10, "Iterations between plays of held-out items (0: only the last).", meaning=RESUMABLE, ge=0
     )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "Plays of each held-out item.", ge=1)
     checkpoint_every: int = option(
-        10, "Write a checkpoint every so many iterations (the last one always is).", meaning=RESUMABLE, ge=1
+        10, "Iterations between checkpoints (the last iteration always has one).", meaning=RESUMABLE, ge=1
     )
     keep_checkpoints: int | None = option(
         3, "Keep so many of the newest checkpoints (none: all).", meaning=RESUMABLE, ge=2
@@ -190,13 +177,9 @@ class RatioClipSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    clip_low: float | None = option(
-        0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1
-    )
-    clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
-    ratio: Literal["token", "sequence"] = option(
-        "token", "Ratio of each token, or of a whole turn (the geometric mean of its tokens': GSPO)."
-    )
+    clip_low: float | None = option(0.2, "Clip the probability ratio at 1 minus this (none: off).", gt=0, lt=1)
+    clip_high: float | None = option(0.2, "Clip the probability ratio at 1 plus this (none: off).", gt=0)
+    ratio: Literal["token", "sequence"] = option("token", "Ratio of each token, or of a turn (geometric mean: GSPO).")
 
 
 @dataclass(frozen=True)
@@ -208,8 +191,7 @@ class PolicyGradientSettings(RatioClipSettings, TokenTrainingSettings):
     name: Literal["policy_gradient"] = option("policy_gradient", "Policy gradient.")
     advantage: Literal["group", "leave_one_out", "role", "none"] = option(
         "group",
-        "Baseline of a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), a "
-        "moving average of its agent's returns (SPIRAL), or none.",
+        "Baseline: group mean (GRPO), mean of the others (RLOO), role baseline (SPIRAL), or none.",
     )
     normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
     role_baseline_decay: float = option(0.95, "Decay of the moving average at each dialogue (role).", ge=0, lt=1)

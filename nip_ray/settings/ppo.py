@@ -26,14 +26,12 @@ class OnPolicySettings:
     lr: float = option(0.003, "Base learning rate of Adam.", gt=0)
     anneal_lr: bool | Literal["quadratic"] = option(
         False,
-        "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them"
-        " that is left.",
+        "Anneal the learning rate to 0: linearly (true) or quadratically.",
         meaning=OVER_ITERATIONS,
     )
     average_weights: float | None = option(
         None,
-        "Decay per iteration of averages of the weights, by which agents are evaluated, saved and exported instead of"
-        " by the newest weights; training is the same (none: the newest weights).",
+        "Decay of averaged weights, used to evaluate, save and export agents (none: newest weights).",
         gt=0,
         lt=1,
     )
@@ -47,9 +45,7 @@ class OnPolicySettings:
     entropy_coefficient: float = option(0.001, "Weight of the entropy bonus.", ge=0)
     critic_coefficient: float = option(1.0, "Weight of the critic loss.", ge=0)
     critic_loss: Literal["smooth_l1", "l1", "l2"] = option("smooth_l1", "Distance between value and target.")
-    clip_value: float | bool = option(
-        False, "Clip the value's change to this much (true: clip_epsilon, or 0.2 where there is none)."
-    )
+    clip_value: float | bool = option(False, "Clip the value's change (true: clip_epsilon, or 0.2 without one).")
     normalize_advantage: bool = option(True, "Normalise advantages per agent and minibatch.")
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
     clip_gradients: Literal["agent", "joint"] = option(
@@ -57,15 +53,10 @@ class OnPolicySettings:
     )
     verdict_gradient: Literal["sampled", "expected", "label"] = option(
         "sampled",
-        "Signal for decisions: the pay of the drawn one; the expected pay over all; or the drawn one and the log "
-        "score of the label.",
+        "Signal for decisions: drawn pay, expected pay, or drawn pay and the label's log score.",
     )
-    skip_silent_messages: bool = option(
-        False, "Leave the message of a deciding turn, which no agent reads, out of ratios and entropies."
-    )
-    agents: dict[str, OnPolicyAgentSettings] = option(
-        dict, "Settings by agent name; `_default` applies to agents that are not named."
-    )
+    skip_silent_messages: bool = option(False, "Leave unread messages of deciding turns out of ratios and entropies.")
+    agents: dict[str, OnPolicyAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
 
     def faults(self) -> Iterator[str]:
         """A range of values that is empty."""
@@ -84,17 +75,15 @@ class PPOSettings(OnPolicySettings):
     name: Literal["ppo"] = option("ppo", "The learning rule: independent proximal policy optimisation.")
     loss: Literal["clip", "kl_penalty"] = option("clip", "One of PPO's two objectives.")
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
-    kl_target: float = option(0.01, "KL divergence that the penalty and the adaptive learning rate aim at.", gt=0)
+    kl_target: float = option(0.01, "KL divergence aimed at by the penalty and the adaptive learning rate.", gt=0)
     kl_beta: float = option(
         1.0,
-        "First coefficient of the KL penalty; it is doubled above one and a half of kl_target, halved below two"
-        " thirds.",
+        "First KL coefficient; doubled above 1.5 kl_target, halved below two thirds of it.",
         ge=0,
     )
     adaptive_lr: bool = option(
         False,
-        "Move the learning rate by a factor of 1.5 after each iteration, so that the policies' KL divergence stays near"
-        " kl_target.",
+        "Change the learning rate by 1.5 after an iteration to keep KL near kl_target.",
     )
     adaptive_lr_min: float = option(1e-6, "Lowest adaptive learning rate.", gt=0)
     adaptive_lr_max: float = option(1e-2, "Highest adaptive learning rate.", gt=0)
@@ -148,7 +137,6 @@ class ReinforceSettings(OnPolicySettings):
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     max_importance_weight: float | None = option(
         2.0,
-        "Rows are weighted by the ratio of the policy that learns to the one that played, at most this (none: no"
-        " weights).",
+        "Cap of the ratio of learning to playing policy as row weight (none: no weights).",
         ge=1,
     )

@@ -25,8 +25,7 @@ class PayoffEntries:
     undecided: float | None = option(None, "Paid when the rounds run out without a verdict.")
     table: tuple[tuple[float, ...], ...] | None = option(
         None,
-        "The whole table: for each label a row of amounts, for each verdict in order and for none; other entries "
-        "override it.",
+        "The whole table: for each label an amount for each verdict, then for none.",
     )
 
 
@@ -38,12 +37,11 @@ class PayoffSettings(PayoffEntries):
 
     turns: dict[str, float] = option(
         dict,
-        "Agent -> paid for each of that agent's turns (negative: a cost); of the verifier's, those with no verdict but"
-        " the last.",
+        "Agent -> amount for each of that agent's turns (negative: a cost).",
     )
     by_role: dict[str, PayoffEntries] = option(
         dict,
-        "Role that the episode draws -> entries that count in its episodes alone, above the others (helpful_sneaky).",
+        "Role -> entries that count in its episodes only, before the others (helpful_sneaky).",
     )
 
 
@@ -64,13 +62,11 @@ class ProtocolParams:
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
     half_chosen_by: Literal["opponent", "verifier"] = option(
         "opponent",
-        "Agent that keeps a half of the disputed part: prover0, or the verifier, which then faces one prover "
-        "(bisection).",
+        "Agent that keeps a half of the disputed part: prover0, or the verifier (bisection).",
     )
     verdicts: tuple[str, ...] = option(
         ("reject", "accept"),
-        "Names of the verdicts, one for each label in order. More than two (which digit?) with solo_verifier, debate,"
-        " consultancy, open_consultancy, merlin_arthur and helpful_sneaky.",
+        "Names of the verdicts by label; more than two in some protocols.",
         min_length=2,
     )
     prover_reward: float = option(1.0, "Paid to a prover whose goal the verifier's decision meets.")
@@ -82,51 +78,40 @@ class ProtocolParams:
     )
     verifier_scoring: Literal["linear", "brier", "log"] = option(
         "linear",
-        "Pay of a graded verdict: in proportion to its confidence, or by its Brier or logarithmic score, under which "
-        "the verifier earns most by stating its true belief. A network's confidence is its probability of accepting "
-        "(ppo, reinforce).",
+        "Pay of a graded verdict: by its confidence, Brier score or logarithmic score.",
     )
     one_prover: bool = option(
         False,
-        "One prover, who argues for the side that the episode draws, instead of one for each side (consultancy,"
-        " merlin_arthur).",
+        "One prover argues for the drawn side, instead of one prover each (consultancy, merlin_arthur).",
     )
     judges: int = option(3, "Number of judges (judge_panel).", ge=1)
     panel_rule: Literal["majority", "unanimous", "veto", "mean"] = option(
         "majority",
-        "Rule that combines votes: more than half of all judges; accepted if all accept, else rejected; rejected if "
-        "one rejects, else accepted; or the mean probability of acceptance, of networks under ppo and reinforce "
-        "(judge_panel).",
+        "Combination of votes: majority, unanimity, veto, or mean probability of networks (judge_panel).",
     )
     judges_paid_for: Literal["vote", "verdict"] = option(
         "vote", "Judges are paid for their own vote, or for the panel's verdict (judge_panel)."
     )
-    shared_reward: bool = option(
-        False, "Provers are paid by the verifier's table instead of their own, as message_game always does."
-    )
-    payoff: dict[str, PayoffSettings] = option(
-        dict, "Agent -> what it is paid instead: entries of its table of payments."
-    )
+    shared_reward: bool = option(False, "Pay provers by the verifier's table, as message_game always does.")
+    payoff: dict[str, PayoffSettings] = option(dict, "Agent -> entries that replace those of its payoff table.")
     force_guess: Literal["zero", "one", "y"] | None = option(
         None, "Debugging: replaces every decision of the verifier."
     )
     zero_knowledge: bool = option(
         False,
-        "Adds an adversarial verifier, who tries to learn more than the verdict, and a simulator, who must do without"
-        " the provers.",
+        "Add an adversarial verifier and a simulator, which must imitate it without the provers.",
     )
     simulator_reward_coefficient: float = option(
         1.0,
-        "Paid to the simulator, and taken from the adversarial verifier, per unit of similarity (zero_knowledge).",
+        "Paid per unit of similarity to the simulator, by the adversarial verifier (zero_knowledge).",
         ge=0,
     )
     aux_prover_reward_coefficient: float = option(
-        1.0, "Paid to each prover per unit of what the simulator is paid (zero_knowledge).", ge=0
+        1.0, "Paid to each prover per unit of the simulator's pay (zero_knowledge).", ge=0
     )
     zero_knowledge_legacy: bool = option(
         False,
-        "As published: similarity counts nodes that do not exist, and the simulator's decisions are left out"
-        " (zero_knowledge).",
+        "As published: count nodes that do not exist, leave out the simulator's decisions (zero_knowledge).",
     )
 
 
@@ -138,9 +123,7 @@ class ProtocolSettings(ProtocolParams):
 
     name: str = option(
         "nip",
-        "One that ships (nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy,"
-        " helpful_sneaky, mnip, bisection, prover_estimator, judge_panel, solo_verifier) or one that a plugin"
-        " registers.",
+        "The protocol: one that ships (protocols.md) or one that a plugin registers.",
     )
 
     def __post_init__(self) -> None:

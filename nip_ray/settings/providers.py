@@ -37,9 +37,7 @@ class PriceSettings:
     input: float = option(0.0, "Tokens of prompts.", ge=0)
     output: float = option(0.0, "Tokens of replies.", ge=0)
     training: float = option(0.0, "Tokens trained on, once for each epoch.", ge=0)
-    cached_input: float | None = option(
-        None, "Tokens of prompts that the provider reports as cached (none: as `input`).", ge=0
-    )
+    cached_input: float | None = option(None, "Prompt tokens reported as cached (none: as `input`).", ge=0)
 
 
 @dataclass(frozen=True)
@@ -136,26 +134,19 @@ class OpenAIProvider(ProviderSettings):
     api_key_variable: str = option(
         "OPENAI_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
-    requests_per_minute: float | None = option(
-        None, "The most calls in a minute, over all workers (none: no limit of ours).", gt=0
-    )
-    tokens_per_minute: float | None = option(
-        None, "The most tokens in a minute, over all workers (none: no limit of ours).", gt=0
-    )
+    requests_per_minute: float | None = option(None, "Most calls in a minute over all workers (none: no limit).", gt=0)
+    tokens_per_minute: float | None = option(None, "Most tokens in a minute over all workers (none: no limit).", gt=0)
     timeout_s: float = option(120.0, "Seconds after which a call counts as lost.", gt=0)
-    max_retries: int = option(
-        8, "Attempts more for a call that failed by no fault of ours (429, 5xx, a lost connection).", ge=0
-    )
+    max_retries: int = option(8, "Further attempts after a provider's failure (429, 5xx, lost connection).", ge=0)
     fine_tuning: bool = option(True, "The service has files and fine-tuning jobs.")
     poll_interval_s: float = option(30.0, "Seconds between two looks at a fine-tuning job.", gt=0)
     doubt_s: float = option(
         30.0,
-        "Seconds for which the service is queried for a job whose creation got no answer, before it is requested "
-        "again.",
+        "Seconds to search for a job whose creation was not answered, before another request.",
         ge=0,
     )
     prices: dict[str, PriceSettings] = option(
-        dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
+        dict, "Model, or the longest matching start of its name -> prices; `_default` for others."
     )
 
     @property
@@ -193,14 +184,12 @@ class LocalProvider(ProviderSettings):
     holds_schemas = True
 
     name: Literal["local"] = option("local", "A model on this cluster.")
-    num_gpus: float = option(0, "GPUs, or a share of one, for each of the two actors.", ge=0)
+    num_gpus: float = option(0, "GPUs, or a share, of each of the two actors.", ge=0)
     num_cpus: float = option(1, "CPUs that Ray reserves for each of the two actors.", ge=0)
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
     method: Literal["lora", "full"] = option("lora", "Fine-tuned weights: low-rank adapters, or all.")
     lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
-    gradient_accumulation_steps: int = option(
-        1, "Parts in which a step's examples are computed one after the other: less memory.", ge=1
-    )
+    gradient_accumulation_steps: int = option(1, "Sequential parts of a step's examples: more saves memory.", ge=1)
     max_length: int | None = option(
         None, "Tokens of an example; longer ones lose their middle (none: the model's context).", ge=16
     )
@@ -208,17 +197,13 @@ class LocalProvider(ProviderSettings):
         None, "Compute activations again instead of keeping them (none: on a GPU)."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "Weights while fine-tuning (auto: float32, but bfloat16 for the frozen base of lora on a GPU)."
+        "auto", "Weights in fine-tuning (auto: float32; bfloat16 for lora's frozen base on a GPU)."
     )
     optimizer: Literal["adamw", "adamw_8bit"] = option(
-        "adamw", "AdamW, or with moments in 8 bits (needs CUDA and extra quantized)."
+        "adamw", "AdamW, or AdamW with 8-bit moments (CUDA, extra quantized)."
     )
-    quantize_base: bool = option(
-        False, "Hold the frozen base in 4 bits while adapters learn (lora; needs CUDA and extra quantized)."
-    )
-    save_merged: bool = option(
-        False, "Save whole models with the adapters merged in, not adapters alone (lora; a served vLLM needs it)."
-    )
+    quantize_base: bool = option(False, "Hold the frozen base in 4 bits (lora; CUDA, extra quantized).")
+    save_merged: bool = option(False, "Save merged models, not adapters alone (lora; needed by a served vLLM).")
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
     default_model_seed: int = option(0, "Seed of the weights of the models called `default` and `words`.", ge=0)
@@ -276,13 +261,12 @@ class TrainingServiceProvider(ProviderSettings):
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
     max_length: int | None = option(
         None,
-        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: the service's "
-        "limit).",
+        "Tokens of prompt and reply under policy_gradient (none: the service's limit).",
         ge=16,
     )
-    max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours.", ge=0)
+    max_retries: int = option(8, "Further attempts after a provider's failure.", ge=0)
     prices: dict[str, PriceSettings] = option(
-        dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
+        dict, "Model, or the longest matching start of its name -> prices; `_default` for others."
     )
 
     def passes(self, ppo: bool, kl: bool) -> int:
@@ -315,6 +299,4 @@ class BudgetSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     usd: float | None = option(None, "US dollars of the whole run (none: no limit).", gt=0)
-    tokens: int | None = option(
-        None, "Tokens of the whole run, prompts, replies and training together (none: no limit).", ge=1
-    )
+    tokens: int | None = option(None, "Tokens of the whole run: prompts, replies, training (none: no limit).", ge=1)

@@ -20,13 +20,13 @@ class UpdateSchedule:
     __pydantic_config__ = FORBID_UNKNOWN
 
     kind: Literal["constant", "contiguous", "alternating"] = option(
-        "constant", "Always; from start to stop of every period; or in turns with another agent."
+        "constant", "Always; from start to stop of every period; or alternating with another agent."
     )
     period: int | None = option(None, "Iterations after which the schedule repeats (contiguous, alternating).", ge=1)
     start: int | None = option(None, "First iteration of a period in which it is updated (contiguous).", ge=0)
-    stop: int | None = option(None, "First iteration of a period in which it no longer is (contiguous).", ge=1)
+    stop: int | None = option(None, "First iteration of a period in which it stops (contiguous).", ge=1)
     first_agent_num_rounds: int | None = option(
-        None, "Iterations of a period that belong to the first of the two (alternating).", ge=0
+        None, "Iterations of a period for the first of the two (alternating).", ge=0
     )
     first_agent: bool = option(True, "This agent is the first of the two (alternating).")
 

@@ -16,12 +16,10 @@ class SearchSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    share: float = option(
-        1.0, "Share of the episodes in which provers search; in the others they play and learn by the rule.", ge=0, le=1
-    )
+    share: float = option(1.0, "Share of episodes in which provers search.", ge=0, le=1)
     last_share: float | None = option(
         None,
-        "This share in the last iteration, reached linearly over all of them (none: it stays as it is).",
+        "Share in the last iteration, reached linearly (none: unchanged).",
         meaning=OVER_ITERATIONS,
         ge=0,
         le=1,
@@ -29,8 +27,7 @@ class SearchSettings:
     temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", ge=1e-6)
     candidates: int = option(
         144,
-        "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are"
-        " more.",
+        "Messages tried in a turn: all, or the likeliest of them.",
         ge=4,
         le=65536,
     )

@@ -25,7 +25,7 @@ class SoloSettings(SupervisedSettings):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["solo"] = option("solo", "The learning rule: supervised training of one agent on the labels.")
-    agent: str = option("verifier", "Agent to train; it plays alone and decides in the first round.", min_length=1)
+    agent: str = option("verifier", "Agent to train alone; it decides in the first round.", min_length=1)
     num_epochs: int = option(1, "Passes over an iteration's instances (play.num_copies of them).", ge=1)
 
 
@@ -37,12 +37,10 @@ class PretrainingSettings(SupervisedSettings):
 
     agents: tuple[str, ...] = option((), "Agents to pretrain (default: none).")
     num_epochs: int = option(100, "Passes over the training instances.", ge=1)
-    in_round: int = option(1, "The round, counted from 1, in which they learn to decide, without messages.", ge=1)
-    include_heads: bool = option(
-        False, "Hand the deciding head of an agent that decides over too, not the body alone (as published)."
-    )
+    in_round: int = option(1, "Round, from 1, in which they learn to decide, without messages.", ge=1)
+    include_heads: bool = option(False, "Transfer the deciding head as well as the body (as published).")
     cache: str | None = option(
         None,
-        "Folder of pretrained bodies by content (none: `pretrained` beside the run folder).",
+        "Folder of pretrained bodies by content (none: `pretrained` beside the run).",
         meaning={**FILE, **FREE},
     )

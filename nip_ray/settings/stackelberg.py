@@ -24,49 +24,41 @@ class StackelbergSettings(OnPolicySettings):
     variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "The algorithm of the family.")
     stackelberg_sequence: tuple[tuple[str, ...], ...] | None = option(
         None,
-        "Groups of agents, leaders first, each agent in one (none: the verifiers, in a game the first player, then all"
-        " others).",
+        "Groups of agents, leaders first (none: verifiers or the first player, then all others).",
     )
     mutual: bool = option(
         False,
-        "Everyone shapes everyone instead of leaders their followers (not for spg and pspg, which need an order).",
+        "Every agent shapes every other (not spg and pspg, which need an order).",
     )
     estimator: Literal["dice", "published"] = option(
-        "dice", "Second-order terms per sample, unbiased (dice), or the published products of batch means (published)."
+        "dice", "Second-order terms per sample, unbiased (dice), or products of batch means (published)."
     )
-    optimizer: Literal["adam", "sgd"] = option(
-        "adam", "Adam, or plain gradient descent: what the theory of these rules is about, for small games."
-    )
+    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or plain gradient descent for small games.")
     independent_halves: bool = option(
         True,
-        "Take the two factors of second-order terms from two halves of a minibatch (dice): from one sample their"
-        " product is biased.",
+        "Take the factors of second-order terms from two halves of a minibatch, unbiased (dice).",
     )
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio (pspg, pola, psos).", gt=0)
     shaping_lr: float | None = option(
         None,
-        "Step that followers are supposed to take (lola, pola, sos, psos); none: lr times the follower's factor.",
+        "Assumed step of followers (lola, pola, sos, psos; none: lr times the follower's factor).",
         gt=0,
     )
-    additional_lola_term: bool = option(True, "Let lola and pola also look ahead at where the followers' step leads.")
+    additional_lola_term: bool = option(True, "Let lola and pola also differentiate through the followers' step.")
     sos_scaling_factor: float = option(
-        0.5, "a of stable opponent shaping: bounds how much shaping may oppose the plain gradient.", gt=0, lt=1
+        0.5, "a of stable opponent shaping: bounds shaping against the plain gradient.", gt=0, lt=1
     )
     sos_threshold_factor: float = option(
-        0.1, "b of stable opponent shaping: shaping fades where the gradient norm is below it.", gt=0, lt=1
+        0.1, "b of stable opponent shaping: gradient norm below which shaping fades.", gt=0, lt=1
     )
     ihvp: Literal["conjugate_gradient", "neumann", "nystrom"] = option(
-        "nystrom", "Method for products with the inverse of the followers' Hessian (spg, pspg)."
+        "nystrom", "Method for inverse-Hessian products (spg, pspg)."
     )
     ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
     ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
-    ihvp_refresh: int = option(
-        1, "Minibatches after which nystrom looks at the Hessian again; policies move little in between.", ge=1
-    )
+    ihvp_refresh: int = option(1, "Minibatches between two looks of nystrom at the Hessian.", ge=1)
     ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
-    ihvp_neumann_scale: float = option(
-        0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0
-    )
+    ihvp_neumann_scale: float = option(0.1, "Step of neumann; below 2 / (largest eigenvalue + damping).", gt=0)
 
     def faults(self) -> Iterator[str]:
         """An order of agents for a variant without one, and empty groups."""

@@ -15,11 +15,9 @@ class ChainSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    length: int = option(
-        16, "Moves of a chain; under bisection and prover_estimator 2 to the power of its halvings.", ge=2, le=64
-    )
+    length: int = option(16, "Moves of a chain; a power of 2 under bisection and prover_estimator.", ge=2, le=64)
     num_generators: int = option(
-        4, "Different moves, each a permutation of the states; the first two generate all 120.", ge=2, le=8
+        4, "Different moves, each a permutation of the states; two generate all 120.", ge=2, le=8
     )
     num_train: int = option(20_000, "Training chains.", ge=2)
     num_test: int = option(500, "Held-out chains.", ge=2)
@@ -52,8 +50,7 @@ class StateTrackingSettings(ChainSettings):
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
     num_exact: int = option(
         64,
-        "Held-out chains whose worst case evaluations compute (bisection, prover_estimator, nip with one question; 0:"
-        " none).",
+        "Held-out chains with exact worst case (bisection, prover_estimator, nip with one question; 0: none).",
         ge=0,
     )
     agents: dict[str, StateAgentSettings] = option(
@@ -71,11 +68,9 @@ class LanguageStateTrackingSettings(ChainSettings):
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
     wording: Literal["words", "english"] = option(
         "words",
-        "A few words of a closed list, with the true states for provers; or English, from which provers work them out.",
+        "A closed list of words with the true states, or English from which provers work them out.",
     )
-    agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` applies to agents that are not named."
-    )
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
 
 
 PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisection", "prover_estimator")

@@ -20,17 +20,16 @@ class FineTuningSettings:
         None, "Factor on the provider's learning rate (none: its default).", gt=0
     )
     learning_rate: float | None = option(
-        None, "Learning rate itself (local and training_service; none: 1e-4 for lora, 1e-3 for full).", gt=0
+        None, "Learning rate (local, training_service; none: 1e-4 for lora, 1e-3 for full).", gt=0
     )
     beta: float | None = option(
         None,
-        "Weight of staying close to the model that DPO starts from (none: the provider's default; local: 0.1).",
+        "DPO's weight of staying close to its start (none: the provider's; local: 0.1).",
         gt=0,
     )
     nll_coefficient: float = option(
         0.0,
-        "Weight of the better reply's negative log-likelihood per token, added to DPO's loss (Pang et al., 2024): "
-        "keeps the format of replies (local and training_service).",
+        "Weight of the better reply's negative log-likelihood in DPO's loss (local, training_service).",
         ge=0,
     )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
@@ -49,7 +48,7 @@ class BaseRunSettings:
 
     run_dir: str = option("", "Folder of the other run.", meaning={"path": "run"})
     kind: Literal["models", "rerun_tests"] = option(
-        "models", "Start with the models that it ended with, or test every iteration's models again and train nothing."
+        "models", "Continue from its last models, or test every iteration's models without training."
     )
 
     def faults(self) -> Iterator[str]:
@@ -68,43 +67,38 @@ class TextTrainingSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    rollouts_per_iteration: int = option(
-        200, "Items played in an iteration (malt: a tree for each; a rule with group_size: so many dialogues).", ge=1
-    )
+    rollouts_per_iteration: int = option(200, "Items played in an iteration (malt: trees).", ge=1)
     format_warmup: int = option(
         0,
-        "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0:"
-        " none).",
+        "Dialogues of random, well-formed replies to learn the format from first (0: none).",
         ge=0,
     )
     warmup_agents: tuple[str, ...] = option(
         (),
-        "Agents whose format warm-up uses the scenario's examples, if it has any, instead of random replies.",
+        "Agents whose warm-up uses the scenario's examples instead of random replies.",
     )
     format_warmup_tuning: FineTuningSettings = option(
         FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs."
     )
     fine_tune_on_all_previous_rollouts: bool = option(
-        False, "Learn from the rollouts of all iterations so far, not of the last alone."
+        False, "Learn from rollouts of all iterations, not only the last."
     )
     fine_tune_after_last: bool = option(False, "Fine-tune after the last sampling too (published: no).")
     guess_replacement: float = option(
-        0.0, "Share of rollouts in which the verifier learns the true verdict instead of its own.", ge=0, le=1
+        0.0, "Share of rollouts whose true verdict the verifier learns instead of its own.", ge=0, le=1
     )
     guess_replacement_annealing: Literal["none", "linear", "exponential"] = option(
         "none", "Decay of that share over iterations."
     )
     guess_replacement_rate: float = option(
-        0.1, "By how much it falls: subtracted (linear) or as a factor 1 - rate (exponential).", ge=0, le=1
+        0.1, "Decay: subtracted (linear), or as factor 1 - rate (exponential).", ge=0, le=1
     )
     test_scheme: Literal["none", "all", "last", "first_and_last"] = option(
-        "all", "In which iterations held-out items are played."
+        "all", "Iterations in which held-out items are played."
     )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "Plays of each held-out item.", ge=1)
-    test_while_fine_tuning: bool = option(
-        False, "Make an iteration's fine-tuning jobs first, and play its held-out items while they are worked at."
-    )
+    test_while_fine_tuning: bool = option(False, "Play held-out items while fine-tuning jobs run.")
     fine_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of fine-tuning jobs.")
 
     replaces_guesses: ClassVar[bool] = True
@@ -190,8 +184,7 @@ class TextFaultToleranceSettings:
 
     hang_timeout_s: float = option(
         120.0,
-        "Seconds without a sign of life after which a rollout worker, a learner, the local model's actors or a trial"
-        " count as lost.",
+        "Seconds without a sign of life until a process is lost.",
         gt=0,
     )
 
@@ -207,8 +200,7 @@ class TalkSettings:
     max_in_flight: int = option(64, "Calls waiting for an answer at once, over all talkers.", ge=1)
     max_invalid_share: float = option(
         0.5,
-        "A run ends when more of an agent's last 50 replies, or all in a stage, from a hosted provider, cannot be used"
-        " (1: never).",
+        "End if more of an agent's last 50 hosted replies are invalid (1: never).",
         ge=0,
         le=1,
     )

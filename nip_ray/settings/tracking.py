@@ -53,9 +53,7 @@ class TracesSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(
-        False, "Send spans of stages, dialogues, calls and fine-tuning jobs (needs the extra `traces`)."
-    )
+    enabled: bool = option(False, "Send spans of stages, dialogues, calls and jobs (extra `traces`).")
     endpoint: str | None = option(
         None,
         "Address of the collector (none: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or $OTEL_EXPORTER_OTLP_ENDPOINT, else"
@@ -73,11 +71,9 @@ class MirrorSettings:
 
     url: str | None = option(
         None,
-        "s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH; the run folder's name is put behind it (none: no copy).",
+        "s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH; the folder's name is appended (none: no copy).",
     )
-    interval_s: float = option(
-        60.0, "Seconds after which new rows are copied at the latest; checkpoints are at once.", gt=0
-    )
+    interval_s: float = option(60.0, "Longest delay in seconds of new rows; checkpoints are copied at once.", gt=0)
 
 
 @dataclass(frozen=True)
@@ -91,4 +87,4 @@ class TrackingSettings:
     mlflow: MlflowSettings = option(MlflowSettings, "MLflow.")
     traces: TracesSettings = option(TracesSettings, "OpenTelemetry spans.")
     mirror: MirrorSettings = option(MirrorSettings, "A copy of the run folder in an object store.")
-    ray_metrics: bool = option(True, "Headline metrics as Ray metrics, for its dashboard, if a run uses Ray.")
+    ray_metrics: bool = option(True, "Headline metrics for Ray's dashboard, if a run uses Ray.")

@@ -148,4 +148,4 @@ def test_rows_and_documents_and_evaluate_agree(tmp_path: Path, base: dict[str, o
         key, record = f"eval/{agent}/message_regression", document[agent]
         assert last[key] == record["estimate"] == figures[key]
         assert (figures[f"{key}/lower"], figures[f"{key}/upper"]) == (record["lower"], record["upper"])
-    assert "| `eval/<agent>/message_regression` |" in documented_metrics()
+    assert "- `eval/<agent>/message_regression` " in documented_metrics()

@@ -113,10 +113,10 @@ def test_every_key_is_documented(finished: tuple[ExperimentConfig, ExperimentRes
 
 
 def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
-    """A pattern for each key in the tables of docs/metrics.md that are about rows."""
+    """A pattern for each key in the lists of docs/metrics/ that are about rows."""
     text = documented_metrics()
-    cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
-    keys = [key for cell in cells for key in re.findall(r"`([^`…]+)`", cell)]
+    entries = re.findall(r"^- ((?:`[^`]+`(?:, )?)+)", text, re.MULTILINE)
+    keys = [key for entry in entries for key in re.findall(r"`([^`…]+)`", entry)]
     assert len(keys) > 30
     keys += [
         f"eval_sampled/{key.removeprefix('eval/')}"

@@ -42,34 +42,30 @@ VARIABLES = {
     "solution": "the program to be judged",
     "difficulty": "introductory, interview or competition",
     "protocol": "name of the protocol",
-    "agent": "whose prompt this is, by the name in configs",
-    "role": "the role that the episode draws, empty for an agent that is told none",
-    "name": "the same, by the name in chats",
+    "agent": "the agent's name in configs",
+    "role": "the drawn role, empty for an agent that does not see it",
+    "name": "the agent's name in chats",
     "names": "agent -> its name in chats",
     "verifier_name": "the verifier's name in chats; of a panel, all names",
-    "panel": "where several decide: members (agents), rule (a sentence), paid_for (vote or verdict); else empty",
+    "panel": "of a panel: members, rule (a sentence), paid_for (vote or verdict)",
     "max_questions": "the verifier's turns minus one",
-    "min_questions": "the verifier's turns in which a decision does not count yet",
+    "min_questions": "its turns in which a decision does not count yet",
     "max_response_words": "words that a reply may have",
-    "headers": "channel -> the words that this agent's message there starts with",
-    "stance": "the verdict that this agent argues for: 1 accept, 0 reject, none for the verifier",
+    "headers": "channel -> the words that start this agent's message there",
+    "stance": "the verdict it argues for: 1 accept, 0 reject, none for the verifier",
     "stance_word": "the same as accept or reject, empty for the verifier",
-    "stances": "agent -> accept or reject, as far as this agent may know it, else empty",
-    "stance_is_random": "whether the item draws the provers' stance",
+    "stances": "agent -> accept or reject, where this agent may know it",
+    "stance_is_random": "the item draws the provers' stance",
     "decision_format": "text, or json for a verifier whose replies are JSON",
     "reply_fields": "channel -> the field of this agent's message there (empty for text)",
     "scale": "name of the verdict scale: accept_reject, one_to_seven or percent",
     "accept_decision": "the decision that is surest to accept, word for word",
     "reject_decision": "the decision that is surest to reject, word for word",
     "rewards": (
-        "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets),"
-        " between (what a graded verdict pays, in words), and said (this agent's table of payments in words, where"
-        " these amounts do not tell it; else empty)"
+        "amounts: prover, verifier, incorrect, terminated, no_guess, shared (provers are paid as the verifier), between"
+        " (a graded verdict's pay, in words), said (this agent's table in words, where the amounts do not suffice)"
     ),
-    "sides": (
-        "where an agent chooses its side: that side -> stance_word, and what rewards says, as they then are for this"
-        " agent; else empty"
-    ),
+    "sides": ("for a chooser: side -> its stance_word and rewards"),
 }
 """The variables of templates, with their meaning."""
 

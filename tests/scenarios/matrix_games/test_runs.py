@@ -66,7 +66,7 @@ def test_metrics_have_exact_figures_and_no_verdicts(finished: tuple[str, Experim
 
 def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None:
     text = documented_metrics(files=True)
-    known = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    known = re.findall(r"^- `([^`]+)`[: ]", text, re.MULTILINE)
     known += [key.replace("eval/", "eval_sampled/") for key in known if key.endswith(("/return", "episode_length"))]
     shapes = [
         re.escape(key).replace("<agent>", r"player[01]").replace("<state>", "(start|CC|CD|DC|DD)") for key in known
