@@ -253,8 +253,7 @@ REFUSED_CALLS = {
 
 
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
-    """Raise one UserError that names all refused options of `config` that differ from `defaults`, a config of its
-    class."""
+    """Raise one UserError naming all refused options of `config` that differ from `defaults`, a config of its class."""
     skipped = (*CHECKED_APART, *(SET_IN_EVALUATION if config.in_evaluation else ()))
     faults = [
         f"{_shown(option)}: not honoured by {type(config).__name__}, use instead: {row.text.replace('`', '')}"

@@ -237,8 +237,7 @@ class StateTrackingInWords(LanguageScenario):
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
-        """The verifier's chat except under bisection: the chain with committed states between its moves, or one
-        move."""
+        """Verifier's chat except under bisection: the chain with committed states between its moves, or one move."""
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]
