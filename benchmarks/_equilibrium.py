@@ -150,8 +150,7 @@ def grow(
     decisive: bool = False,
     max_nodes: int = 200_000,
 ) -> GameTree:
-    """Every dialogue about the instances `id_K`, with probabilities `weight_K` (which sum to 1), and uniform seed
-    classes.
+    """Dialogues about the instances `id_K`, with probabilities `weight_K` (which sum to 1), and uniform seed classes.
 
     decisive: leave out that an agent continues where its decision counts, for strategies that always decide. Raises
     UserError for a game with more than `max_nodes` dialogues in a round, and for unsupported games: linear messages,

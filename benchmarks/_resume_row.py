@@ -54,7 +54,7 @@ def generators(*more: Any) -> str:
 
 
 class Rows:
-    """Appends to `rows.jsonl` of a folder; `resume`: True if this process continues another's run, `iterations`: the
+    """Appends to a folder's `rows.jsonl`; `resume`: True if this process continues another's run, `iterations`: the
     end."""
 
     def __init__(self) -> None:

@@ -26,8 +26,7 @@ def shares(completions: list[str], **_: Any) -> list[float]:
 
 
 class Writer(TrainerCallback):
-    """A row when the checkpoint of a step is written; `restored` before the first step, when generators are
-    restored."""
+    """Row when the checkpoint of a step is written; `restored` before the first step, when generators are restored."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.waits = rows, rows.resume

@@ -130,8 +130,7 @@ def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
 
 
 def _saved(found: IterationTime, machines: Machines) -> float:
-    """The saving by play beside learning: the shorter of the two, but at most what the CPUs of the fullest node
-    allow."""
+    """Saving by play beside learning: the shorter of the two, but at most what the CPUs of the fullest node allow."""
     played, learned = found.sample + found.collect, found.learn + found.hand_out + found.reduce
     busy = math.ceil((machines.runners + max(1, machines.learners)) / machines.nodes)
     alone_s = (

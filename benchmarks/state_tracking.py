@@ -1,5 +1,4 @@
-"""Accuracy on chains of permutations by length: for a verifier alone, with one question (nip), and in a bisection
-debate.
+"""Accuracy on chains of permutations by length: for a verifier alone, with one question (nip), and in bisection debate.
 
     nip-ray train tune_configs/pg_state_tracking.yaml --set seed=0 --set providers.local.num_threads=1 --run-dir RUN
     python benchmarks/state_tracking.py run --runs RUN ... >> rows.jsonl

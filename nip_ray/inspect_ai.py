@@ -1,5 +1,4 @@
-"""Protocols between language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for your
-own.
+"""Protocols of language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for your own.
 
     inspect eval nip_ray/protocol -T source=runs/talk --model openai/gpt-5 --model-role prover=anthropic/claude-opus-4-5
 

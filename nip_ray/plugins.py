@@ -89,8 +89,7 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
 
 
 def register_text_algorithm(rule: "TextRule") -> None:
-    """Let language model configs choose a learning rule by the name in `rule.settings`; see
-    `nip_ray.text.training.rules`.
+    """Let language model configs choose a learning rule by name in `rule.settings`; see `nip_ray.text.training.rules`.
 
     `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for
     missing requirements of the rule or its settings.

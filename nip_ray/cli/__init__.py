@@ -1,5 +1,4 @@
-"""The command line: `nip-ray VERB`. Every verb checks arguments, calls a function of another package and prints the
-result.
+"""Command line: `nip-ray VERB`. Every verb checks arguments, calls a function of another package and prints results.
 
 Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant. Exit codes: 0 done,
 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130 interrupted.

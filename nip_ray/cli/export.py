@@ -29,8 +29,7 @@ def inspect(
         typer.Option(metavar="N", help="Iteration to export (default: the last tested)", show_default=False),
     ] = None,
 ) -> None:
-    """Write a test of a run of language models as an Inspect log: every dialogue with its scores, for `inspect
-    view`."""
+    """Write the test of a language model run as an Inspect log: every dialogue with its scores, for `inspect view`."""
     with errors():
         check_run_dir(run_dir)
         with redirect_stdout(sys.stderr):

@@ -78,8 +78,7 @@ def view(
         str, typer.Option(help="Address to listen on. Anyone who can reach it can read the runs.")
     ] = "127.0.0.1",
 ) -> None:
-    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side, also of live
-    runs."""
+    """Serve a page over a folder's runs, until Ctrl-C: table, curves, transcripts side by side, also of live runs."""
     with errors():
         from nip_ray.runs.view import view as serve
 

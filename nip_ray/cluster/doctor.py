@@ -297,8 +297,7 @@ def shared_memory() -> Iterator[Found]:
 def limits(
     mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> tuple[float | None, int | None, int | None]:
-    """Limits of this process's control group: processors (or a fraction), bytes in all, unused bytes. None: no
-    limit."""
+    """Limits of this process's control group: processors (or a fraction), bytes, unused bytes. None: no limit."""
 
     def text(path: Path) -> str:
         with suppress(OSError):

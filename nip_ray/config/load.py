@@ -392,8 +392,7 @@ def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bo
 
 
 def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:
-    """The settings of a `kind` (a dataclass) from a mapping; missing keys have defaults, variants are selected by
-    `name`.
+    """Settings of a `kind` (a dataclass) from a mapping; missing keys have defaults, variants are selected by `name`.
 
     prefix: of its keys. Raises one UserError that lists every fault.
     """

@@ -29,8 +29,7 @@ def with_absolute_paths(config: AnyConfig) -> AnyConfig:
 
 
 def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
-    """The value of the dotted `key` of a config of `kind` (none: all of it), as plain data, with every path
-    absolute."""
+    """The value of the dotted `key` of a config of `kind` (none: all), as plain data, with all paths absolute."""
     return mapped_paths(value, kind, lambda sort, path, key: _ABSOLUTE[sort](path), key)
 
 

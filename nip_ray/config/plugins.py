@@ -1,5 +1,4 @@
-"""Import user code: files or modules that register protocols, scenarios, algorithms and providers; see
-`nip_ray.plugins`.
+"""Import user code: files or modules registering protocols, scenarios, algorithms and providers; see `nip_ray.plugins`.
 
 Decisions that matter here:
 

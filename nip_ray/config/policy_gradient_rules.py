@@ -106,7 +106,7 @@ def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> 
     for agent, own in rule.agents.items():
         place = f"algorithm.agents.{agent}"
         if known is not None and agent not in (*known, DEFAULT):
-            yield f"{place}: no agent of {config.protocol.name}, {suggest(agent, (*known, DEFAULT))}"
+            yield f"{place}: not an agent of {config.protocol.name}, {suggest(agent, (*known, DEFAULT))}"
             continue
         if agent in settings and settings[agent].frozen and own != unset:
             frozen = f"scenario.agents.{source_of(config, agent)}.frozen"

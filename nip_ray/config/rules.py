@@ -339,7 +339,7 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
             hint = (
                 f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {DEFAULT} for the rest"
             )
-            yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
+            yield f"scenario.agents.{name}: not an agent of {config.protocol.name}, {hint}"
 
 
 def shared_bodies(config: ExperimentConfig) -> Iterator[str]:

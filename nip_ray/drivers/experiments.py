@@ -263,8 +263,7 @@ def _alone_agent(experiment: ExperimentConfig) -> str | None:
 def experiment_agents(
     settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool
 ) -> list[Agent]:
-    """The learners of a runner file, one per scope. fresh: with their configs' initial weights (else a state is
-    loaded).
+    """Learners of a runner file, one per scope. fresh: with their configs' initial weights (else a state is loaded).
 
     The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`. Raises UserError for
     changes and weights that do not fit.

@@ -53,8 +53,7 @@ def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
 
 
 def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
-    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones
-    added."""
+    """(R + C,) strengths in log odds, of mean 0, and the likelihood's curvature there, with a row of ones added."""
     total = np.asarray(score_RC, dtype=np.float64) + 0.5
     rows, columns = total.shape
     count = games + 1

@@ -141,8 +141,7 @@ class Examination:
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
     ) -> dict[str, Mean]:
-        """Agent -> prediction of the label by its first message; empty unless requested. rollout: sampled (None:
-        play)."""
+        """Agent -> its label prediction by its first message; {} unless requested. rollout: sampled (None: play)."""
         if not settings.enabled:
             return {}
         return message_regression(

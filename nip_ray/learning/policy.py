@@ -110,8 +110,7 @@ class Policy:
         return parts
 
     def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
-        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, independent of
-        turns."""
+        """`sample` for the turns of copies `copy_N` out of `count`: noise is drawn for all, independent of turns."""
         return self.sample(None if noise is None else gumbel_noise((count, self.noise_width), noise)[copy_N])
 
     def _logits(self) -> dict[str, Tensor]:

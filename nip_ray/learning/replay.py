@@ -47,8 +47,7 @@ class Priorities:
 
 @dataclass(frozen=True)
 class Sample:
-    """N rows, with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
-    `Replay.update_priorities`.
+    """N rows, with replacement. rows: field -> (N, *shape). slot_N: int64, places, for `Replay.update_priorities`.
 
     weight_N: importance weights, the largest 1; None for uniform sampling.
     """
@@ -167,8 +166,7 @@ class SumTree:
         return _sum(self.levels[-1])[0]
 
     def set(self, slot_N: Tensor, weight_N: Tensor) -> None:
-        """Set weights of the leaves `slot_N` (int64) to `weight_N`, finite and >= 0; the larger of duplicates
-        counts."""
+        """Set weights of the leaves `slot_N` (int64) to `weight_N`, finite, >= 0; the larger of duplicates counts."""
         self.leaves.scatter_reduce_(0, slot_N, weight_N.to(self.leaves.dtype), "amax", include_self=False)
         for lower, upper in pairwise(self.levels):
             slot_N = slot_N // _FANOUT

@@ -427,6 +427,5 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
 
 
 def episode_seeds(seed: int, first: int, count: int) -> Tensor:
-    """(count,) int64 episode seeds in [0, 65536), for episodes from number `first` on (a function of seed and
-    number)."""
+    """(count,) int64 episode seeds in [0, 65536), for episodes from number `first` on (by seed and number)."""
     return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

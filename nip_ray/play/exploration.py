@@ -181,8 +181,7 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
 def _after(
     play: BatchedPlay, agent: str, obs: Mapping[str, Tensor], next_N: Tensor, copy_N: Tensor, sees_N: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Next observations: those of own turns, those after a cut where `sees_N`, and zeros for the rest; and each
-    row's."""
+    """Next observations: those of own turns, those after a cut where `sees_N`, zeros for the rest; and each row's."""
     cut_K = copy_N[sees_N]
     last = play.observe(agent, cut_K) if len(cut_K) else {}
     parts = {name: [part, *([last[name]] if last else []), torch.zeros_like(part[:1])] for name, part in obs.items()}

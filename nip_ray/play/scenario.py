@@ -76,8 +76,7 @@ class Scenario(ABC):
         return obs["legal"][:, None].bool() if "legal" in obs else None
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
-        """Without a verifier and without `rules`: pay of round `round_B` with the moves in `said`, and the games it
-        ends."""
+        """Without verifier and `rules`: pay of round `round_B` with the moves in `said`, and the games it ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:

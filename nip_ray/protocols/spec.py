@@ -186,8 +186,7 @@ class Protocol:
         return round_N == self.choice_round if agent == self.chooser else round_N >= self.min_rounds - 1
 
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
-        """The verdicts that `prover` wants on instances of `label` -> the roles in which it does (() if none are
-        drawn).
+        """The verdicts that `prover` wants on instances of `label` -> the roles where it does (() if none are drawn).
 
         It wants the verdict that it argues for. If it argues for none and the role determines its pay: the best paid
         ones.

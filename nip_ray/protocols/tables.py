@@ -103,7 +103,8 @@ def helpful_sneaky(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "verifier_first", "one_prover")
 def consultancy(params: ProtocolParams) -> Protocol:
-    """The verifier questions one of two provers, which argues for its given side; the seed picks which (even: prover0).
+    """The verifier questions one of two provers, which argues for its given side; the episode seed picks which (even:
+    prover0).
 
     prover0 argues for rejection, prover1 for acceptance, regardless of the truth, and the verifier does not know which
     it is. With more verdicts there is a prover for each. With `one_prover` one prover argues for the side that the
@@ -115,7 +116,7 @@ def consultancy(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def open_consultancy(params: ProtocolParams) -> Protocol:
-    """The prover chooses the side that it argues for by its first message, read by all; then the verifier asks, or
+    """The prover chooses the side that it argues for with its first message, which all read; then the verifier asks, or
     decides.
 
     Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open
@@ -147,7 +148,7 @@ def open_debate(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def critique(params: ProtocolParams) -> Protocol:
-    """The proposer argues for acceptance; the critic reads that and argues against; the verifier reads both and
+    """The proposer argues for acceptance; the critic reads that and argues for rejection; the verifier reads both and
     decides.
 
     Source: Saunders et al., "Self-critiquing models for assisting human evaluators", arXiv 2206.05802.
@@ -385,7 +386,8 @@ def register(name: str, builder: ProtocolBuilder) -> None:
 
 
 def same_definition(one: Any, other: Any) -> bool:
-    """Return True if two classes or functions are one definition, executed again: of one name in one module or file."""
+    """Return True if two classes or functions are the same definition, executed again: of one name in one module or
+    file."""
     if one is other:
         return True
     names = [(getattr(made, "__module__", None), getattr(made, "__qualname__", None)) for made in (one, other)]

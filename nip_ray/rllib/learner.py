@@ -151,12 +151,10 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @abstractmethod
     def prepare(self, rollout: Rollout) -> Prepared:
-        """The losses' data of each of `self.updated` with a turn, computed once per update with the current
-        networks."""
+        """Loss data of each of `self.updated` with a turn, computed once per update with the current networks."""
 
     def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
-        """The mean loss of an agent over the rows `own`, this learner's of `all_rows` of a minibatch (see
-        `normalised`).
+        """Mean loss of an agent over the rows `own`, this learner's of `all_rows` of a minibatch (see `normalised`).
 
         A rule whose agents do not learn independently overrides `minibatch_step` instead.
         """

@@ -267,8 +267,7 @@ config.training(lr=1e-3, minibatch_size=512).env_runners(num_envs_per_env_runner
 
 
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
-    """Raise one UserError that names all refused options of `config` that differ from `defaults`, a config of its
-    class."""
+    """Raise one UserError naming all refused options of `config` that differ from `defaults`, a config of its class."""
     skipped = (*CHECKED_APART, *(SET_IN_EVALUATION if config.in_evaluation else ()))
     faults = [
         f"{_shown(option)}: not honoured by {type(config).__name__}, use instead: {row.text.replace('`', '')}"

@@ -45,7 +45,7 @@ def initial_weights(
         where = f"initial_weights.{agent}"
         if agent not in scenario.protocol.agents:
             raise UserError(
-                f"{where}: no agent of this experiment, expected one of {', '.join(scenario.protocol.agents)}"
+                f"{where}: not an agent of this experiment, expected one of {', '.join(scenario.protocol.agents)}"
             )
         place = (source.run_dir, source.checkpoint)
         if place not in opened:

@@ -1,5 +1,4 @@
-"""Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the
-experiment.
+"""Pretraining: agents learn the labels alone, each under a protocol where it decides at once, before the experiment.
 
 Decisions that matter here:
 - an agent starts with the same weights and observation statistics as in the experiment, and only its body is returned

@@ -49,8 +49,7 @@ Query = Mapping[str, Sequence[str]]
 
 
 class LivePage:
-    """The newest report of a run. every_s: between drawings. render: (folder, mark) -> page, by default the
-    report's."""
+    """Newest report of a run. every_s: between drawings. render: (folder, mark) -> page, by default the report's."""
 
     def __init__(self, run_dir: Path, every_s: float = 5.0, render: Callable[[Path, str], str] | None = None) -> None:
         self.run_dir, self.every_s, self._render = run_dir, every_s, render or _live_report

@@ -29,8 +29,7 @@ _MESSAGES = ("history", "latest", "linear_history")
 
 
 def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
-    """Networks of `agent`, built by `make` for its seats (policy's, central critic's or None), or channel by
-    channel."""
+    """Networks of `agent`, built by `make` for its seats (policy, central critic or None), or channel by channel."""
     settings, at = scenario.agents[agent], scenario.seats[agent]
     critic_seat = scenario.critic_seats[agent] if scenario.central_critic else None
     if settings.channels == "apart":

@@ -63,8 +63,7 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
 
 
 def language_kind(settings: Any) -> LanguageScenarioKind:
-    """The definition of the scenario of `settings` (a settings dataclass with a `name`). Raises UserError if
-    unknown."""
+    """The definition of the scenario of `settings` (a dataclass with a `name`). Raises UserError if unknown."""
     if settings.name not in LANGUAGE_SCENARIOS:
         known = ", ".join(LANGUAGE_SCENARIOS)
         raise UserError(

@@ -28,8 +28,7 @@ class Engine:
     def __init__(
         self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
     ) -> None:
-        """max_context: most tokens of prompt and reply (None: the model's). Raises UserError for an unsupported
-        model."""
+        """max_context: most tokens of prompt and reply (None: the model's). Raises UserError for unsupported models."""
         model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.chat = load_format(model_dir, context_of(model.config, max_context))
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)

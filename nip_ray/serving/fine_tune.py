@@ -181,8 +181,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
-    """The callback passing on losses and checking whether to stop; made on first use, since transformers is an
-    extra."""
+    """Callback passing on losses and checking whether to stop; made on first use, since transformers is an extra."""
     transformers = local_llm("transformers")
 
     class Watch(transformers.TrainerCallback):

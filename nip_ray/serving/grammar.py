@@ -99,8 +99,7 @@ class Grammar:
     """A schema for one vocabulary; all replies under it share its caches. Its methods are thread-safe."""
 
     def __init__(self, schema: Mapping[str, Any], pieces: Sequence[str]) -> None:
-        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema or one that these pieces cannot
-        write."""
+        """pieces: see `ChatFormat.pieces`. Raises UserError for a schema that is unknown or beyond these pieces."""
         try:
             self._parts = parts_of(schema)
         except ValueError as error:

@@ -192,8 +192,7 @@ def job_id_of(key: str) -> str:
 
 
 def model_name_of(spec: FineTuneSpec) -> str:
-    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (or its hash's, if short or with
-    punctuation)."""
+    """Name of a job's model: SUFFIX-KEY, the key cut to 12 characters (or its hash's, if short or with punctuation)."""
     key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
     return f"{spec.suffix or 'tuned'}-{key[:12]}"
 

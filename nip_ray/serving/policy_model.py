@@ -103,8 +103,7 @@ class PolicyModel:
 
     @torch.inference_mode()
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """Log-probabilities of all tokens of these replies, at each turn's temperature. max_tokens: in one forward
-        pass."""
+        """Log-probabilities of all tokens of replies, at each turn's temperature. max_tokens: in one forward pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
             for part in parts_of(turns, max_tokens, self._longest):
@@ -153,8 +152,7 @@ class PolicyModel:
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """One step of supervised learning on replies: mean cross-entropy over their tokens. Returns loss and
-        grad_norm."""
+        """One step of supervised learning on replies: mean cross-entropy of tokens. Returns loss and grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
         loss, norm, _ = self._descend(

@@ -60,8 +60,7 @@ def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 
 def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens at which distribution functions reach `uniform` (never one without weight), and their
-    log-probabilities."""
+    """Tokens at which distribution functions reach `uniform` (never without weight), and their log-probabilities."""
     total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
     found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]
     last_B = torch.searchsorted(total_BV, total_BV[:, -1:].contiguous())[:, 0]

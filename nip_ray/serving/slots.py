@@ -50,7 +50,7 @@ class Slots:
             self.layers[index] = (self._grown(pair[0], old), self._grown(pair[1], old))
 
     def shared_beginning(self, prompt: list[int]) -> tuple[int, int]:
-        """(slot, number of tokens) of the longest prefix of `prompt` held anywhere; at least one token is left to
+        """(slot, number of tokens) of the longest prefix of `prompt` held anywhere; at least one token remains to
         compute.
 
         In sorted order, one of the two neighbours of `prompt` shares most with it.
@@ -77,8 +77,7 @@ class Slots:
         self.changed()
 
     def bring(self, first: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Let the slots from `first` on hold, each, the first `length` tokens of a slot, for (slot, length) in
-        `wanted`.
+        """Let slots from `first` on each hold the first `length` tokens of a slot, for (slot, length) in `wanted`.
 
         Slots before `first` are unchanged. Of the others, the former content of a target moves to where its new tokens
         come from, or to an empty slot, so that as much as possible is kept for later prompts.

@@ -120,7 +120,8 @@ class ProviderSettings:
 
 @dataclass(frozen=True)
 class OpenAIProvider(ProviderSettings):
-    """Any service of the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
+    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning
+    jobs."""
 
     fine_tunes = True
     tuning_keys = frozenset()
@@ -281,7 +282,8 @@ class TrainingServiceProvider(ProviderSettings):
 
 @dataclass(frozen=True)
 class DummyProvider(ProviderSettings):
-    """Seeded random replies of the right form, fine-tuning that changes nothing: to try a config without a model."""
+    """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a
+    model."""
 
     has_model = False
     hosted = False

@@ -7,8 +7,8 @@ from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Before a prover speaks it tries its messages on the current verifier, sends the best, and its network imitates
-    it.
+    """Before a prover speaks it tries its messages on the current verifier, sends the best one, and its network
+    imitates it.
 
     Expert iteration (Anthony, Tian and Barber 2017) with a search of one message; the defaults are this library's,
     measured on graph isomorphism (benchmarks/results.md).

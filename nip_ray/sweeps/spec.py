@@ -329,8 +329,7 @@ def _setting(values: Mapping[str, Any]) -> str:
 
 
 def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:
-    """Configs of all valid examples; reasons for the others go to `faults`, once each, with any setting that
-    matters."""
+    """Configs of valid examples; reasons for the others go to `faults`, once each, with any setting that matters."""
     first = {key: examples(space)[0] for key, space in spaces.items()}
     settings = [first, *({**first, key: value} for key, space in spaces.items() for value in examples(space)[1:])]
     grids = {key: space for key, space in spaces.items() if space.kind == "grid"}

@@ -9,8 +9,7 @@ from nip_ray.storage.folder import read_lines, write_lines
 
 
 def stored_items(run_dir: Path, kind: LanguageScenarioKind) -> dict[str, list[Any]] | None:
-    """The items stored in a run, None if there are none yet. kind: of its scenario. Raises UserError for damaged
-    files."""
+    """Items stored in a run, None if there are none. kind: of its scenario. Raises UserError for damaged files."""
     files = {split: _file(run_dir, split) for split in SPLITS}
     if not all(file.is_file() for file in files.values()):
         return None

@@ -25,8 +25,7 @@ __all__ = ["TRACKERS", "RunInfo", "Tracker", "TrackerKind", "check_trackers", "o
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """enabled: True if the settings enable it. check: raises UserError if it cannot start. open: starts tracking a
-    run."""
+    """enabled: True if the settings enable it. check: UserError if it cannot start. open: starts tracking a run."""
 
     enabled: Callable[[TrackingSettings], bool]
     check: Callable[[TrackingSettings], None]

@@ -77,8 +77,7 @@ class Silence(io.TextIOBase):
 
 
 def load(source, name):
-    """The function `name` of a candidate's source, which is in a module as any function is: `pickle` looks it up
-    there."""
+    """The function `name` of a candidate's source, which is in a module like any other: `pickle` looks it up there."""
     module = sys.modules["solution"] = type(sys)("solution")
     space = vars(module)
     exec(compile(source, "<solution>", "exec"), space)

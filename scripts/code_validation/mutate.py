@@ -39,8 +39,7 @@ def normalise(source: str) -> str:
 
 
 def mutants(solution: str, rng: Random) -> Iterator[Mutant]:
-    """All mutants of a program, each text once, in an order drawn by `rng`; operators take turns. Raises
-    SyntaxError."""
+    """Mutants of a program, each text once, in an order drawn by `rng`; operators take turns. Raises SyntaxError."""
     original = normalise(solution)
     tree = ast.parse(original)
     kinds = {name: edits for name, edits in _edits(tree).items() if edits}

@@ -110,7 +110,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (
         learning("ppo", agents={"provr": {"entropy_coefficient": 0.1}}),
         "algorithm.agents.provr",
-        "no agent of nip, did you mean prover?",
+        "not an agent of nip, did you mean prover?",
     ),
     (
         learning("ppo", agents={"prover": {"entropy_coefficient": 0.1}}) | agents(prover=RANDOM),
@@ -122,7 +122,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (dqn(play={"num_copies": 128}), "play.num_copies", "dqn has no use for it"),
     (dqn(algorithm={"warm_up": 200_000}), "algorithm.warm_up", "got 200000, more than buffer_size"),
     (dqn(algorithm={"trained_roles": ["player3"]}), "algorithm.trained_roles", "player3 is not an agent of kuhn_poker"),
-    (dqn(algorithm={"roles": {"host": {}}}), "algorithm.roles.host", "no agent of kuhn_poker"),
+    (dqn(algorithm={"roles": {"host": {}}}), "algorithm.roles.host", "not an agent of kuhn_poker"),
     (
         dqn(algorithm={"trained_roles": ["player0"]}, scenario={"agents": {"player0": RANDOM}}),
         "algorithm.trained_roles",
@@ -151,7 +151,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "got 2, but dqn is for agents whose turn is one symbol, use 1",
     ),
     # schedules
-    (schedules(provr=ALTERNATING), "schedules.provr", "no agent of nip, did you mean prover?"),
+    (schedules(provr=ALTERNATING), "schedules.provr", "not an agent of nip, did you mean prover?"),
     (
         schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}),
         "schedules.prover.period",

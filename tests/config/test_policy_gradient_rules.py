@@ -127,7 +127,10 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             {"algorithm": {"agents": {"prover": {"kl_coefficient": float("inf")}}}},
             ["algorithm.agents.prover.kl_coefficient: got inf"],
         ),
-        ({"algorithm": {"agents": {"provr": {}}}}, ["algorithm.agents.provr: no agent of nip, did you mean prover"]),
+        (
+            {"algorithm": {"agents": {"provr": {}}}},
+            ["algorithm.agents.provr: not an agent of nip, did you mean prover"],
+        ),
         (
             {
                 "algorithm": {"agents": {"prover": {"learning_rate": 0.1}}},

@@ -130,7 +130,7 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
             "scenario.agents.prover.kind",
             "one conversation",
         ),
-        (agents(simulator={}), "scenario.agents.simulator", "no agent of nip"),
+        (agents(simulator={}), "scenario.agents.simulator", "not an agent of nip"),
         (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it"),
         (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it"),
         (protocol("adp", max_rounds=8), "protocol.max_rounds", "adp always has 2"),
@@ -185,7 +185,7 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         (protocol("judge_panel") | {"algorithm": {"name": "solo"}}, "algorithm.agent", "got verifier"),
         (protocol("nip", payoff={"judge": {}}), "protocol.payoff.judge", "expected one of prover, verifier"),
         (OWN | protocol("criticised", sequential=True), "protocol.sequential", "criticised has no use for it"),
-        (OWN | protocol("criticised") | agents(judge={}), "scenario.agents.judge", "no agent of criticised"),
+        (OWN | protocol("criticised") | agents(judge={}), "scenario.agents.judge", "not an agent of criticised"),
         (OWN | protocol("criticized"), "protocol.name", "did you mean criticised? (none of `plugins` registers it)"),
         ({"protocol": {"name": "message_game"}}, "scenario.name", "played in message_game only"),
         ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
@@ -214,7 +214,7 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
         (protocol("debate") | agents(prover={}), "scenario.agents.prover", "did you mean prover"),
-        (protocol("solo_verifier") | agents(prover={}), "scenario.agents.prover", "no agent of solo_verifier"),
+        (protocol("solo_verifier") | agents(prover={}), "scenario.agents.prover", "not an agent of solo_verifier"),
         (
             agents(prover={"agent_lr_factor": UNEQUAL}),
             "scenario.agents.prover.agent_lr_factor",

@@ -113,7 +113,7 @@ CONFIG_FAULTS: dict[str, tuple[list[str], str]] = {
     "protocol": (["--set", "protocol.name=nipp"], "protocol.name: unknown protocol 'nipp', did you mean nip"),
     "data": (["--set", "scenario.data.train=nowhere.npz"], "scenario.data.train: nowhere.npz: no such file"),
     "plugin": (["--set", "plugins=[nowhere.py]"], "plugins.0: nowhere.py: no such file"),
-    "agent": (["--set", "scenario.agents.provr={}"], "scenario.agents.provr: no agent of nip, did you mean prover"),
+    "agent": (["--set", "scenario.agents.provr={}"], "scenario.agents.provr: not an agent of nip, did you mean prover"),
     "type": (["--set", "algorithm.lr=fast"], "algorithm.lr: got 'fast', expected number > 0"),
     "yaml": (["--set", "algorithm.lr=[1"], "no valid YAML"),
     "run": (["--run-dir", "RUN"], "`nip-ray resume"),

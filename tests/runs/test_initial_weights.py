@@ -159,7 +159,7 @@ def test_what_cannot_be_taken_says_why(source: Path, tmp_path: Path) -> None:
     assert (
         f"initial_weights.prover0.agent: {source} has no agent 'prover', it has prover0, prover1, verifier" in message
     )
-    assert "initial_weights.judge: no agent of this experiment" in refusal(
+    assert "initial_weights.judge: not an agent of this experiment" in refusal(
         debate(f"initial_weights.judge.run_dir={source}")
     )
     assert "decider.0.weight is 4 x 12 there and missing here" in refusal(

@@ -187,8 +187,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
 
 
 def _progress(source: RunSource) -> str:
-    """The progress of a running run, the time left at the pace of the last 20 iterations, and the age of its last
-    row."""
+    """Progress of a running run, the time left at the pace of the last 20 iterations, and the age of its last row."""
     done, wanted = int(source.rows[-1]["iteration"]), source.config.get("iterations")
     wanted = wanted if isinstance(wanted, int) else None
     newest = source.rows[-20:]

@@ -171,8 +171,7 @@ def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
 
 
 def slope_words(found: Mean) -> str:
-    """A slope per iteration as points per 100 iterations, with its interval; empty without one, as for few
-    evaluations."""
+    """Slope per iteration as points per 100 iterations, with interval; empty without one, as for few evaluations."""
     if found.estimate is None or found.lower is None or found.upper is None:
         return ""
     return f"{1e4 * found.estimate:+.3g} points / 100 iterations ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"

@@ -48,8 +48,7 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
 
 
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-    """Put an attack's results into the run's `evaluation.json` and rewrite the report. document: the rest of a new
-    file."""
+    """Put an attack's results in `evaluation.json` and rewrite the report. document: the rest of a new file."""
     from nip_ray.evaluation.report import write_report
 
     try:

@@ -373,8 +373,7 @@ def _row(
     who: str = "verifier",
     **more: Any,
 ) -> dict[str, Any]:
-    """An attacker's row of the table. held_out: its dialogues about held-out items. who: verdict, or member of a
-    panel."""
+    """An attacker's row. held_out: its dialogues about held-out items. who: verdict, or member of a panel."""
     from nip_ray.text.training.metrics import dialogue_record, judged
 
     record = dialogue_record(held_out, protocol)

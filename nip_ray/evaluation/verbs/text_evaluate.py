@@ -129,8 +129,7 @@ def _by_engine(
 def attacked_text_run(
     folder: RunFolder, config: TextExperimentConfig, settings: AttackSettings, seed: int | None, quiet: bool
 ) -> dict[str, Any]:
-    """The entries of an attack on a run's last models, stored in evaluation.json. seed: of all draws (None: the
-    run's)."""
+    """Entries of an attack on a run's last models, stored in evaluation.json. seed: of all draws (None: the run's)."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         raise UserError(f"--attack: {folder.path} is an export of language models; attack the run, and export it then")

@@ -342,8 +342,7 @@ def _once_each(pair_M2: Int, used: Bool) -> Bool:
 
 
 def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tuple[Byte, npt.NDArray[np.int32]]:
-    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of
-    3+."""
+    """Non-isomorphic pairs of a cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of 3+."""
     parts = [(np.empty((0, 2, pool.n, pool.n), dtype=np.uint8), np.empty(0, dtype=np.int32))]
     missing = {score: number for score, number in quota.items() if number}
     size, limit = max(_FIRST_POOL, 16 * sum(quota.values())), max(_MAX_POOL, 64 * sum(quota.values()))

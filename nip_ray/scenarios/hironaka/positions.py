@@ -26,8 +26,7 @@ _LUCK = 2**16  # number of values of an episode's luck
 
 @dataclass(frozen=True)
 class Position:
-    """B games. state: the points. class_B: the host's choice that the agent must answer, -1 if it is the host's
-    turn."""
+    """B games. state: the points. class_B: the host's choice that the agent must answer, -1 if the host's turn."""
 
     id_B: Tensor
     state: State

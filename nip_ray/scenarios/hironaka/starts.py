@@ -68,8 +68,7 @@ def open_start(game: Game, games: int, generator: torch.Generator) -> State:
 
 
 def _opened(draw: Callable[[Tensor, int], State], games: int, device: torch.device) -> State:
-    """The results of `draw` for the games with these numbers in this attempt, repeated for those that are already
-    over."""
+    """The results of `draw` for the games with these numbers in this attempt, repeated for those already over."""
     state = draw(torch.arange(games, device=device), 0)
     for attempt in range(1, ATTEMPTS):
         if not len(over_K := (~state.open_B).nonzero()[:, 0]):

@@ -63,8 +63,7 @@ class ImageBody(nn.Module):
     def latent(
         self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None
     ) -> Tensor:
-        """(N, D, h, w): the trunk's map, followed by the latest messages. image_NCHW: in [0, 1]; the trunk sees [-1,
-        1]."""
+        """(N, D, h, w): the trunk's map, then the latest messages. image_NCHW: in [0, 1]; the trunk sees [-1, 1]."""
         size = self.shape.height, self.shape.width
         parts = [F.interpolate(history_NFhw, size, mode="nearest"), image_NCHW * 2 - 1]
         if embedding_NEhw is not None:

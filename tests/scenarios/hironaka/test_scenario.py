@@ -269,7 +269,7 @@ def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
             r"scenario\.agents\.host\.point_width: counts with encoder set only",
         ),
         ({"host": {"depth": 3, "layers": [{"width": 8}]}}, r"scenario\.agents\.host\.depth: layers stands there too"),
-        ({"prover": {}}, r"scenario\.agents\.prover: no agent of hironaka"),
+        ({"prover": {}}, r"scenario\.agents\.prover: not an agent of hironaka"),
         (
             {"host": {"agent_lr_factor": {"actor": 1, "critic": 0.5}}},
             r"scenario\.agents\.host\.agent_lr_factor: .* share a body",
