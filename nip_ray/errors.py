@@ -6,6 +6,7 @@ has raised, so they are shown without the values of secret variables.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
@@ -43,6 +44,12 @@ def refuse_faults(what: str, *checks: Callable[[], Iterable[str]]) -> None:
             raise UserError(f"{what}: {'; '.join(faults)}")
 
 
+def refuse_missing(module: str, extra: str) -> None:
+    """UserError that tells how to install the optional library `module` where it is missing; it is not imported."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, extra)
+
+
 def require(module: str, extra: str) -> ModuleType:
     """The optional library `module`. Raises UserError that tells how to install it when it is missing."""
     try:
@@ -50,7 +57,11 @@ def require(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the library is there and lacks one of its own
-        raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None
+        raise _missing(module, extra) from None
+
+
+def _missing(module: str, extra: str) -> UserError:
+    return UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'")
 
 
 _without_secrets = Redactor()

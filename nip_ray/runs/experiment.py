@@ -27,7 +27,7 @@ from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.plugins import know
 from nip_ray.config.rules import check, warnings_of
 from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_missing
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.session import Session, to_the_end
@@ -57,6 +57,7 @@ def run_experiment(
     training breaks down, or the budget of language agents is spent, with everything saved that was paid for.
     """
     config = config_of(config)
+    _refuse_without_ray(config)
     check(config)
     check_trackers(config.tracking)
     config = with_absolute_paths(config)
@@ -92,6 +93,7 @@ def resume_experiment(
                 " base_run"
             )
         stored = load_config(folder.path / CONFIG, checked=False)
+        _refuse_without_ray(stored)
         is_finished(folder)  # a damaged name of the run is told of before anything is changed
     # what may not be changed is refused of a run that another process holds, too
     resumed_config(stored, settings, iterations)
@@ -160,6 +162,16 @@ def _ended(
             how = f"`stop` ended it after iteration {total} of {config.iterations}; --set stop=null continues"
         say(f"{folder.path}: the run is finished, {how}")
     return ExperimentResult(folder.path, folder.figures(), total)
+
+
+def _refuse_without_ray(config: ExperimentConfig | TextExperimentConfig) -> None:
+    """UserError where the run needs Ray, and there is none."""
+    if isinstance(config, TextExperimentConfig):
+        from nip_ray.text.parts import works_on_ray
+
+        if not works_on_ray(config):
+            return
+    refuse_missing("ray", "ray")
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
