@@ -1,7 +1,9 @@
 # Every target does its own set-up: .venv is made and filled once, and again only when dependencies change. With uv on the path it gets
 # what uv.lock names; make UV= or PIP_ARGS=... has pip choose: of PyTorch the CPU build, where its indexes have one, else gigabytes of CUDA.
 
-PYTHON ?= python3
+FITS = import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$python -c '$(FITS)' > /dev/null 2>&1; then echo $$python; break; fi; done)
 PIP_ARGS ?=
 UV ?= $(if $(PIP_ARGS),,$(shell command -v uv))
 ARGS ?=
@@ -42,8 +44,9 @@ ifneq ($(UV),)
 	@echo "installing nip_ray and what uv.lock names into $(VENV)"
 	@$(UV) sync --quiet --locked --extra dev $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON))
 else
-	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
-		{ echo "nip_ray needs Python 3.11 or 3.12, and $(PYTHON) is another: try make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { python="$(PYTHON)"; $${python:-false} -c '$(FITS)' 2> /dev/null; } || \
+		{ echo "nip_ray needs Python 3.11 to 3.14: $(if $(PYTHON),$(PYTHON) is none or lacks venv; )install one (Debian, Ubuntu:" \
+			"python3 and python3-venv) or uv, which brings its own" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing nip_ray and what it needs into $(VENV) (a few minutes, once)"
 	@bound=$$(sed -n 's/.*"torch>=.*,<\(.*\)",/\1/p' pyproject.toml); \
