@@ -20,13 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning test-models
-.PHONY: help train test $(TIERS) test-all golden mutants network simulate lint docs browser bench bench-gate clean
+.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
 	@echo "make test       lint, then the fast tests"
 	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning, test-models    one of the other tiers (see docs/testing.md)"
 	@echo "make test-all   lint, then every test of every tier (hours)"
+	@echo "make test-ahead the fast tests with the newest release of everything, whatever the bounds, in .venv-ahead (ARGS=PATH: some)"
 	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them again)"
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make network    runs whose calls between Ray's processes fail, 100 cases by seed, hours (ARGS=SEED: one)"
@@ -85,6 +86,17 @@ $(TIERS): $(STAMP)
 
 test-all: lint browser
 	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)
+
+# What Ray and Gymnasium warn of as deprecated is an error here.
+AHEAD := .venv-ahead
+NEWEST = $(shell grep -vE '^(requires|vision|verifiers|smollm2|quantized|training-service) = ' pyproject.toml | \
+	grep -oE '"[a-zA-Z0-9_-]+(\[[a-z0-9,]+\])?>=' | tr -d '">=')
+test-ahead:
+	@test -x $(AHEAD)/bin/python || $(PYTHON) -m venv $(AHEAD)
+	@$(AHEAD)/bin/python -m pip install -qq --no-input --disable-pip-version-check --upgrade --upgrade-strategy eager $(PIP_ARGS) $(NEWEST)
+	@$(AHEAD)/bin/python -m pip install -qq --no-input --disable-pip-version-check --no-deps -e .
+	@$(AHEAD)/bin/python -m pytest -q -n 3 --dist loadscope \
+		-o filterwarnings="$$(printf 'error::DeprecationWarning:%s\n' nip_ray ray gymnasium)" $(ARGS)
 
 golden: $(STAMP)
 	@$(BIN)/python -m tests.golden.rows $(ARGS)

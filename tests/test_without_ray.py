@@ -67,7 +67,7 @@ def test_language_agents_play_and_are_evaluated(tmp_path: Path) -> None:
 
 
 def test_the_loop_on_one_page_trains() -> None:
-    sizes = "iterations=2,play.num_copies=16,algorithm.minibatch_size=64,runtime.num_threads=1".split(",")
+    sizes = ["iterations=2", "play.num_copies=16", "algorithm.minibatch_size=64", "runtime.num_threads=1"]
     words = [word for size in sizes for word in ("--set", size)]
     done = python(SCRIPT, "examples/ppo_loop.py", "tune_configs/message_game.yaml", *words)
     assert done.returncode == 0, done.stderr
