@@ -57,8 +57,8 @@ def run_experiment(
     training breaks down, or the budget of language agents is spent, with everything saved that was paid for.
     """
     config = config_of(config)
-    _refuse_without_ray(config)
     check(config)
+    _refuse_without_ray(config)
     check_trackers(config.tracking)
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
@@ -93,10 +93,9 @@ def resume_experiment(
                 " base_run"
             )
         stored = load_config(folder.path / CONFIG, checked=False)
-        _refuse_without_ray(stored)
         is_finished(folder)  # a damaged name of the run is told of before anything is changed
     # what may not be changed is refused of a run that another process holds, too
-    resumed_config(stored, settings, iterations)
+    _refuse_without_ray(resumed_config(stored, settings, iterations))
     with RunFolder.open(run_dir, write=True) as folder:
         # again: who held the folder before may have changed it
         stored = load_config(folder.path / CONFIG, checked=False)
