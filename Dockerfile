@@ -20,7 +20,7 @@ COPY --chown=1000:100 nip_ray ./nip_ray
 COPY --chown=1000:100 examples ./examples
 COPY --chown=1000:100 tune_configs ./tune_configs
 COPY --chown=1000:100 scripts ./scripts
-ARG EXTRAS=text,tracking
+ARG EXTRAS=ray,text,tracking
 RUN pip install --no-cache-dir ".[${EXTRAS}]" && nip-ray --version
 
 # Every Ray in this image asks for a token. A single container makes one of its own, a cluster gives its nodes the same one.

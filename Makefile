@@ -1,7 +1,9 @@
 # Every target does its own set-up: .venv is made and filled once, and again only when dependencies change. With uv on the path it gets
 # what uv.lock names; make UV= or PIP_ARGS=... has pip choose: of PyTorch the CPU build, where its indexes have one, else gigabytes of CUDA.
 
-PYTHON ?= python3
+FITS = import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$python -c '$(FITS)' > /dev/null 2>&1; then echo $$python; break; fi; done)
 PIP_ARGS ?=
 UV ?= $(if $(PIP_ARGS),,$(shell command -v uv))
 ARGS ?=
@@ -18,13 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning test-models
-.PHONY: help train test $(TIERS) test-all golden mutants network simulate lint docs browser bench bench-gate clean
+.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
 	@echo "make test       lint, then the fast tests"
 	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning, test-models    one of the other tiers (see docs/testing.md)"
 	@echo "make test-all   lint, then every test of every tier (hours)"
+	@echo "make test-ahead the fast tests with the newest release of everything, whatever the bounds, in .venv-ahead (ARGS=PATH: some)"
 	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them again)"
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make network    runs whose calls between Ray's processes fail, 100 cases by seed, hours (ARGS=SEED: one)"
@@ -42,8 +45,9 @@ ifneq ($(UV),)
 	@echo "installing nip_ray and what uv.lock names into $(VENV)"
 	@$(UV) sync --quiet --locked --extra dev $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON))
 else
-	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
-		{ echo "nip_ray needs Python 3.11 or 3.12, and $(PYTHON) is another: try make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { python="$(PYTHON)"; $${python:-false} -c '$(FITS)' 2> /dev/null; } || \
+		{ echo "nip_ray needs Python 3.11 to 3.14: $(if $(PYTHON),$(PYTHON) is none or lacks venv; )install one (Debian, Ubuntu:" \
+			"python3 and python3-venv) or uv, which brings its own" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing nip_ray and what it needs into $(VENV) (a few minutes, once)"
 	@bound=$$(sed -n 's/.*"torch>=.*,<\(.*\)",/\1/p' pyproject.toml); \
@@ -82,6 +86,17 @@ $(TIERS): $(STAMP)
 
 test-all: lint browser
 	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)
+
+# What Ray and Gymnasium warn of as deprecated is an error here.
+AHEAD := .venv-ahead
+NEWEST = $(shell grep -vE '^(requires|vision|verifiers|smollm2|quantized|training-service) = ' pyproject.toml | \
+	grep -oE '"[a-zA-Z0-9_-]+(\[[a-z0-9,]+\])?>=' | tr -d '">=')
+test-ahead:
+	@test -x $(AHEAD)/bin/python || $(PYTHON) -m venv $(AHEAD)
+	@$(AHEAD)/bin/python -m pip install -qq --no-input --disable-pip-version-check --upgrade --upgrade-strategy eager $(PIP_ARGS) $(NEWEST)
+	@$(AHEAD)/bin/python -m pip install -qq --no-input --disable-pip-version-check --no-deps -e .
+	@$(AHEAD)/bin/python -m pytest -q -n 3 --dist loadscope \
+		-o filterwarnings="$$(printf 'error::DeprecationWarning:%s\n' nip_ray ray gymnasium)" $(ARGS)
 
 golden: $(STAMP)
 	@$(BIN)/python -m tests.golden.rows $(ARGS)

@@ -31,7 +31,7 @@ from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor,
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
 from nip_ray.text.providers.interface import ChatRequest  # noqa: E402
 from nip_ray.text.providers.openai import OpenAIChat, idempotency_key  # noqa: E402
-from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
+from nip_ray.text.providers.openai_service import http_library, openai_client  # noqa: E402
 from tests.text.chat_server import API_KEY  # noqa: E402
 
 MESSAGES = [
@@ -91,14 +91,12 @@ async def sdk_typed(provider: OpenAIProvider, repeat: int, arguments: argparse.N
 
 async def sdk_post(provider: OpenAIProvider, repeat: int, arguments: argparse.Namespace) -> tuple[float, float]:
     """The SDK as we configure and use it, without our code around it."""
-    import httpx2
-
     client = openai_client(provider, arguments.in_flight)
 
     async def call(number: int) -> None:
         options: Any = {"headers": {"Idempotency-Key": idempotency_key(f"post-{repeat}-{number}")}}
         body = {"model": "gpt-4o-mini", "messages": MESSAGES, "max_tokens": 100}
-        response = await client.post("/chat/completions", cast_to=httpx2.Response, body=body, options=options)
+        response = await client.post("/chat/completions", cast_to=http_library().Response, body=body, options=options)
         assert json.loads(response.content)["choices"][0]["message"]["content"]
 
     return await timed(call, client.close, arguments)

@@ -5,6 +5,7 @@ Messages may quote a plugin's or a library's errors, so they are shown without t
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
@@ -38,6 +39,12 @@ def refuse_faults(what: str, *checks: Callable[[], Iterable[str]]) -> None:
             raise UserError(f"{what}: {'; '.join(faults)}")
 
 
+def refuse_missing(module: str, extra: str) -> None:
+    """Raise UserError with install instructions if the optional library `module` is missing; it is not imported."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, extra)
+
+
 def require(module: str, extra: str) -> ModuleType:
     """The optional library `module`. Raises UserError with install instructions if it is missing."""
     try:
@@ -45,7 +52,11 @@ def require(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the library is installed but lacks one of its own
-        raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None
+        raise _missing(module, extra) from None
+
+
+def _missing(module: str, extra: str) -> UserError:
+    return UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'")
 
 
 _without_secrets = Redactor()

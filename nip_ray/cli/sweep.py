@@ -22,7 +22,7 @@ from nip_ray.cli.common import (
     print_json,
     print_table,
 )
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_missing
 
 
 @app.command(cls=ConfigCommand)
@@ -55,6 +55,7 @@ def sweep(
                     "--resume continues with a sweep as it was begun: leave out --set, --storage, --or-resume and"
                     " --dry-run"
                 )
+            refuse_missing("ray", "ray")
             from nip_ray.sweeps.run import resume_sweep
 
             assert resume_dir is not None
@@ -82,6 +83,7 @@ def sweep(
             if dry_run:
                 typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)
                 return
+            refuse_missing("ray", "ray")
             from nip_ray.sweeps.run import folder_of, free_folder, resume_as, run_sweep
 
             folder = folder_of(spec) if or_resume else free_folder(spec)

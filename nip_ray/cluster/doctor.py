@@ -142,7 +142,7 @@ def ray_version() -> Iterator[Found]:
     """Check that Ray is there and can be imported."""
     version = _version("ray")
     if version is None:
-        yield "problem", "Ray is not installed", _again("ray")
+        yield "problem", "Ray is not installed, and training needs it", "pip install 'nip_ray[ray]'"
     elif fault := _fault_of_import("ray"):
         yield "problem", f"Ray {version} cannot be imported ({fault})", _again("ray")
     else:
@@ -188,7 +188,8 @@ def _again(distribution: str) -> str:
     """The command that reinstalls it, with the extras and the range that the project needs."""
     wanted = distribution
     with suppress(metadata.PackageNotFoundError):
-        wanted = next((_plain(one) for one in _needs(PROJECT) if one.name == distribution), distribution)
+        needs = [*_needs(PROJECT), *_needs(PROJECT, "ray")]
+        wanted = next((_plain(one) for one in needs if one.name == distribution), distribution)
     return f"pip install --force-reinstall '{wanted}'"
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from nip_ray.cluster import compat
 from nip_ray.cluster.interrupts import Interrupted, finishing, kept
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, require
 from nip_ray.settings.experiment import RuntimeSettings
 
 LOCAL = "local"
@@ -45,15 +45,16 @@ def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
     A local Ray and its dashboard listen on 127.0.0.1 and require a token. Raises UserError when a named cluster cannot
     be reached or refuses our token, and when the token's file cannot be protected.
     """
-    import ray
-
+    address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
+    if address == LOCAL:
+        address = None
+    if not address and num_cpus == 0:
+        return False
+    ray = require("ray", "ray")
     if ray.is_initialized():
         return False
-    address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
-    if address and address != LOCAL:
+    if address:
         _join(address, "runtime.ray_address" if runtime.ray_address else "RAY_ADDRESS")
-        return False
-    if num_cpus == 0:
         return False
     start_local_ray(
         num_cpus=runtime.ray_num_cpus or max(int(num_cpus) + 1, len(os.sched_getaffinity(0))),

@@ -27,7 +27,7 @@ from nip_ray.drivers.environments import Copies, make_environment, recipe_of
 from nip_ray.drivers.loops import ManualDriver, SequentialDriver, StepDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_missing
 from nip_ray.progress import say
 from nip_ray.settings.drivers import (
     DQNAgentSettings,
@@ -199,6 +199,8 @@ def make_driver(
     experiment: to play (None: by the settings). fresh: load initial weights from elsewhere, if configured. Raises
     UserError for an environment that cannot be made and algorithms that do not fit it.
     """
+    if settings.driver.name == "parallel" or isinstance(settings.environment, ExperimentEnvironmentSettings):
+        refuse_missing("ray", "ray")
     scopes = resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
     if isinstance(settings.environment, ExperimentEnvironmentSettings):
         from nip_ray.drivers.experiments import experiment_agents, experiment_recipe, read_experiment

@@ -27,7 +27,7 @@ name = "{dashed}"
 version = "0.1.0"
 description = "{about}"
 readme = "README.md"
-requires-python = ">=3.11,<3.13"
+requires-python = ">=3.11,<3.15"
 dependencies = ["nip_ray[verifiers]>={version}"]
 tags = ["multi-agent", "interactive-proofs", "scalable-oversight"]
 

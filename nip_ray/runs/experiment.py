@@ -25,7 +25,7 @@ from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.plugins import know
 from nip_ray.config.rules import check, warnings_of
 from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_missing
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.session import Session, to_the_end
@@ -56,6 +56,7 @@ def run_experiment(
     """
     config = config_of(config)
     check(config)
+    _refuse_without_ray(config)
     check_trackers(config.tracking)
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
@@ -92,7 +93,7 @@ def resume_experiment(
         stored = load_config(folder.path / CONFIG, checked=False)
         is_finished(folder)  # a damaged name of the run raises before anything changes
     # forbidden changes are refused also while another process holds the run
-    resumed_config(stored, settings, iterations)
+    _refuse_without_ray(resumed_config(stored, settings, iterations))
     with RunFolder.open(run_dir, write=True) as folder:
         # again: the previous owner of the folder may have changed it
         stored = load_config(folder.path / CONFIG, checked=False)
@@ -156,6 +157,16 @@ def _ended(
             how = f"`stop` ended it after iteration {total} of {config.iterations}; --set stop=null continues"
         say(f"{folder.path}: the run is finished, {how}")
     return ExperimentResult(folder.path, folder.figures(), total)
+
+
+def _refuse_without_ray(config: ExperimentConfig | TextExperimentConfig) -> None:
+    """Raise UserError where the run needs Ray and it is not installed."""
+    if isinstance(config, TextExperimentConfig):
+        from nip_ray.text.parts import works_on_ray
+
+        if not works_on_ray(config):
+            return
+    refuse_missing("ray", "ray")
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:

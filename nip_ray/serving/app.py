@@ -21,7 +21,7 @@ from typing import Any
 
 from nip_ray.cluster.interrupts import interruptible, kept
 from nip_ray.cluster.own_address import refusal
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_missing
 from nip_ray.secrets import secret
 from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider
@@ -217,6 +217,7 @@ def serve_model(
 
     Raises UserError for a folder without a model, an unset variable, a port in use, a missing extra.
     """
+    refuse_missing("ray", "serve")
     settings = server_settings(model_dir, folder, max_batch_size, api_key_variable)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

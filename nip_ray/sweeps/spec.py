@@ -402,7 +402,7 @@ def _spec_faults(spec: SweepSpec) -> Iterator[str]:
     if isinstance(settings.search, OptunaSearch):
         if find_spec("optuna") is None:
             yield (
-                "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use"
+                "sweep.search.name: optuna is not installed, install it with `pip install 'nip_ray[ray,optuna]'` or use"
                 " random"
             )
         for key, space in spec.spaces.items():

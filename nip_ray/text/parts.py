@@ -15,6 +15,7 @@ Decisions that matter here:
 import asyncio
 import json
 import math
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,15 +37,14 @@ from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.context_room import check_room
 from nip_ray.text.costs.budget import Budget, BudgetLike, Throttle
 from nip_ray.text.costs.prices import Spending, price_list, sum_of
-from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
-from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
 from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
@@ -253,9 +253,11 @@ class Parts:
         self._stack = ExitStack()
         write_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
-        self._workers = (
-            RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        )
+        self._workers = None
+        if config.talk.num_talkers:
+            from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
+
+            self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent)
         self.budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
         self.clients = ClientPool(
             config, folder.path, self.budget, self._hosts, _shared_limiters(config) if in_trial else {}
@@ -453,6 +455,16 @@ def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping
     return state
 
 
+def works_on_ray(config: TextExperimentConfig) -> bool:
+    """True if a run of this config starts or joins Ray."""
+    if isinstance(rule := config.algorithm, TokenTrainingSettings):
+        actors = bool(rule.num_rollout_workers or rule.num_learners)
+    else:
+        hosted = any(provider_of(provider).start is not None for provider in speaking_providers(config).values())
+        actors = hosted or bool(config.talk.num_talkers)
+    return actors or bool(config.runtime.ray_address)
+
+
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
     """Actors of those of these providers that have some, until the end; Ray is started or joined if they or rollout
@@ -482,10 +494,11 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
 
 
 def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
-    import ray
-
-    if not ray.is_initialized():  # a trial outside of Tune, alone in its process
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():  # a trial outside of Tune, alone in its process
         return {}
+    from nip_ray.text.costs.shared import SharedLimiter, limiter_of
+
     limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
     return {
         name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()

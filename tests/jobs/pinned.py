@@ -17,7 +17,8 @@ RAY = ray.__version__
 
 def dependency(name: str) -> str:
     """The specifier of a dependency: `>=2.9,<2.16` for torch."""
-    [found] = [line for line in PROJECT["dependencies"] if re.match(rf"{name}(\[|[<>=~!])", line)]
+    lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["ray"]]
+    [found] = [line for line in lines if re.match(rf"{name}(\[|[<>=~!])", line)]
     return re.sub(r"^[\w-]+(\[[^]]*\])?", "", found)
 
 

@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import psutil
 import pytest
@@ -25,6 +24,7 @@ from nip_ray.scenarios.code_validation.parse import SCALES, reply_schema
 from nip_ray.serving.app import ServerSettings, free_port, server_settings, start_server
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.providers.openai_service import http_library
 
 from .data import chats, supervised
 
@@ -173,7 +173,7 @@ def test_unknown_things(client: openai.OpenAI) -> None:
 
 
 def test_raw_garbage(base_url: str) -> None:
-    with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {KEY}"}) as raw:
+    with http_library().Client(base_url=base_url, headers={"Authorization": f"Bearer {KEY}"}) as raw:
         for content in (b"", b"{", b"[]", b"\xff", b'{"model": 1}'):
             answer = raw.post("/chat/completions", content=content)
             assert answer.status_code == 400

@@ -24,12 +24,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
-import httpx2
 
+from nip_ray.text.providers.openai_service import http_library
 from tests.simulation.clock import Clock, Gone
 from tests.text.provider_service import API_KEY, Options, Refused, Service
 from tests.text.provider_state import Job
 
+httpx = http_library()
 MOST = 3
 LAG_S = 20.0
 """What is listed, and what a job's status is, can be so old."""
@@ -95,13 +96,13 @@ class _Request(dict[Any, Any]):
 
     transport = None
 
-    def __init__(self, request: httpx2.Request, match: dict[str, str]) -> None:
+    def __init__(self, request: httpx.Request, match: dict[str, str]) -> None:
         super().__init__()
         parts = urlsplit(str(request.url))
         self.method, self.path, self.body = request.method, parts.path, request.content
         self.path_qs = parts.path + (f"?{parts.query}" if parts.query else "")
         self.query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        self.headers, self.match_info = httpx2.Headers(request.headers), match
+        self.headers, self.match_info = httpx.Headers(request.headers), match
 
     async def read(self) -> bytes:
         return self.body
@@ -155,7 +156,7 @@ class Provider(Service):
 
     # --------------------------------------------------------------------------------------------------------- the way
 
-    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+    async def answer(self, request: httpx.Request) -> httpx.Response:
         """What the transport gives back, or raises."""
         if self.dead():
             raise Gone
@@ -171,17 +172,17 @@ class Provider(Service):
         fault = next(
             (name for name in faults if (route == "create_job" or name != "done later") and self._hit(name, what)), None
         )
-        future: asyncio.Future[httpx2.Response | Exception] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[httpx.Response | Exception] = asyncio.get_running_loop().create_future()
 
-        def tell(told: httpx2.Response | Exception, delay_s: float) -> None:
+        def tell(told: httpx.Response | Exception, delay_s: float) -> None:
             self.agenda.after(delay_s, lambda: None if future.done() else future.set_result(told))
 
         def arrive() -> None:
             if fault == "lost":
-                return tell(httpx2.ReadError("the connection was lost"), self._way_s())
+                return tell(httpx.ReadError("the connection was lost"), self._way_s())
             if fault == "done later":
                 self.agenda.after(self.dice.uniform(0.5, LATE_S), lambda: self._do(route, made) and None)
-                return tell(httpx2.ReadError("the connection was lost"), self._way_s())
+                return tell(httpx.ReadError("the connection was lost"), self._way_s())
             if fault in ("429", "500", "key expired"):
                 status = {"429": 429, "500": self.dice.choice((500, 502, 503)), "key expired": 401}[fault]
                 return tell(
@@ -195,15 +196,15 @@ class Provider(Service):
             if fault == "500 but done":
                 done = _error(500, {})
             if fault == "answer lost":
-                return tell(httpx2.ReadError("the connection was lost"), self._way_s())
+                return tell(httpx.ReadError("the connection was lost"), self._way_s())
             if fault == "not JSON":
-                done = httpx2.Response(
+                done = httpx.Response(
                     200, content=b"<html>gateway</html>", headers={"content-type": "application/json"}
                 )
             return tell(done, 200.0 if fault == "slow answer" else self._way_s())
 
         if fault == "no connection":
-            raise httpx2.ConnectError("refused") from aiohttp.ClientConnectorError(
+            raise httpx.ConnectError("refused") from aiohttp.ClientConnectorError(
                 _PLACE, OSError(111, "Connection refused")
             )
         self.agenda.after(self._way_s() if dies is None else self.dice.uniform(0.0, LATE_S), arrive)
@@ -214,7 +215,7 @@ class Provider(Service):
             async with asyncio.timeout(limit):
                 told = await future
         except TimeoutError:
-            raise httpx2.ReadTimeout("no answer") from None
+            raise httpx.ReadTimeout("no answer") from None
         if isinstance(told, Exception):
             raise told
         if told.status_code == 200 and fault != "not JSON":
@@ -224,7 +225,7 @@ class Provider(Service):
     def _way_s(self) -> float:
         return self.dice.expovariate(5.0) if self.dice.random() < 0.9 else self.dice.uniform(1.0, 8.0)
 
-    def _do(self, route: str, request: _Request) -> httpx2.Response:
+    def _do(self, route: str, request: _Request) -> httpx.Response:
         """Do it now, by the clock that is right."""
         skew, self.clock.skew = self.clock.skew, 0.0
         try:
@@ -242,7 +243,7 @@ class Provider(Service):
                 told = self._told(route, told)
         finally:
             self.clock.skew = skew
-        return httpx2.Response(done.status, json=told, headers={"date": "Thu, 01 Jan 1970 00:00:00 GMT"})
+        return httpx.Response(done.status, json=told, headers={"date": "Thu, 01 Jan 1970 00:00:00 GMT"})
 
     # --------------------------------------------------------------------------------------------------------- answers
 
@@ -295,20 +296,20 @@ class Provider(Service):
         return [job for job in self.state.jobs.values() if (job.body.get("metadata") or {}).get("nip_key") == key]
 
 
-class Transport(httpx2.AsyncBaseTransport):
+class Transport(httpx.AsyncBaseTransport):
     """The network, as the SDK's client sees it."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await request.aread()
         return await self._provider.answer(request)
 
 
-def http_client(provider: Provider, **options: Any) -> httpx2.AsyncClient:
+def http_client(provider: Provider, **options: Any) -> httpx.AsyncClient:
     """In the place of the SDK's `DefaultAioHttpClient`."""
-    return httpx2.AsyncClient(transport=Transport(provider), trust_env=False, event_hooks=options["event_hooks"])
+    return httpx.AsyncClient(transport=Transport(provider), trust_env=False, event_hooks=options["event_hooks"])
 
 
 class _Place:
@@ -327,13 +328,13 @@ def _now(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("a route waits")
 
 
-def _error(status: int, headers: dict[str, str]) -> httpx2.Response:
-    return httpx2.Response(
+def _error(status: int, headers: dict[str, str]) -> httpx.Response:
+    return httpx.Response(
         status, json={"error": {"message": "simulated", "type": "error", "code": None}}, headers=headers
     )
 
 
-def _what(request: httpx2.Request) -> str:
+def _what(request: httpx.Request) -> str:
     """What tells a request from others and is the same for its repeats."""
     body = b"" if "multipart" in request.headers.get("content-type", "") else request.content
     return f"{request.method} {request.url} {request.headers.get('Idempotency-Key') or body!r}"

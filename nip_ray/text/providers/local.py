@@ -4,26 +4,28 @@ Decisions that matter here:
 - a call without a seed gets one from its key, so that the same call has the same reply in every run. Cancelling a
   call's task stops its generation;
 - the host stores one job per key on disk. So looking a job up is exact, and a lost answer to a submission is settled by
-  the first look.
+  the first look;
+- Ray is imported only where a host runs: the same client also answers without Ray (`nip_ray.text.own_models`).
 """
 
 import asyncio
-from typing import Any
-
-import ray
-from ray.exceptions import RayError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
-from nip_ray.serving.host import LocalHost, as_ours, start_host, stop_host
+from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.providers.interface import ChatReply, ChatRequest, InDoubt, Provider
+
+if TYPE_CHECKING:
+    from nip_ray.serving.host import LocalHost
 
 
 class LocalChat:
     """Answers by the host's chat actor, all models of its folder."""
 
-    def __init__(self, host: LocalHost) -> None:
+    def __init__(self, host: "LocalHost") -> None:
         """The caller that started the host stops it."""
         self._actor = host.chat
 
@@ -42,11 +44,11 @@ class LocalChat:
         """Do nothing."""
 
     async def _generate(self, *arguments: Any) -> Any:
+        import ray
+
         reference = self._actor.generate.remote(*arguments)
         try:
-            return await reference
-        except RayError as error:
-            raise as_ours(error) from None
+            return await _answer(reference)
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
@@ -59,7 +61,7 @@ class LocalJobs:
     poll_interval_s: float = 0.2
     doubt_s: float = 0.0
 
-    def __init__(self, host: LocalHost) -> None:
+    def __init__(self, host: "LocalHost") -> None:
         """The caller that started the host stops it."""
         self._actor = host.training
 
@@ -99,16 +101,32 @@ class LocalJobs:
 
 
 async def _answer(reference: Any) -> Any:
+    from ray.exceptions import RayError
+
+    from nip_ray.serving.host import as_ours
+
     try:
         return await reference
     except RayError as error:
         raise as_ours(error) from None
 
 
+def _start(settings: LocalProvider, folder: Path) -> "LocalHost":
+    from nip_ray.serving.host import start_host
+
+    return start_host(settings, folder)
+
+
+def _stop(host: "LocalHost") -> None:
+    from nip_ray.serving.host import stop_host
+
+    stop_host(host)
+
+
 PROVIDER = Provider(
     chat=lambda given: LocalChat(given.host),
     fine_tuning=lambda given: LocalJobs(given.host),
-    start=start_host,
-    stop=stop_host,
+    start=_start,
+    stop=_stop,
     actors=lambda host: {"the local model's chat actor": host.chat, "its training actor": host.training},
 )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from html import unescape
 from itertools import count
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -256,11 +257,17 @@ def _where(address: str) -> str:
     return _USER.sub("//", address.partition("?")[0])
 
 
+def http_library() -> ModuleType:
+    """The HTTP library of the SDK: httpx2 from openai 3 on, httpx before."""
+    openai = require("openai", "text")
+    return require("httpx2" if int(openai.__version__.partition(".")[0]) > 2 else "httpx", "text")
+
+
 def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI":
     """The SDK's client for this service: without retries, with a connection for every call in flight."""
     openai = require("openai", "text")
-    httpx2 = require("httpx2", "text")
-    limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
+    httpx = http_library()
+    limits = httpx.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
 
     async def readable(response: "httpx2.Response") -> None:
         """Raise an error if a success is not JSON but a proxy's page, which the SDK would parse into its types."""
@@ -268,9 +275,8 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
             try:
                 json.loads(await response.aread())
             except (ValueError, RecursionError):
-                raise httpx2.DecodingError("not JSON", request=response.request) from None
+                raise httpx.DecodingError("not JSON", request=response.request) from None
 
-    # installed with ray[default]
     http = openai.DefaultAioHttpClient(limits=limits, event_hooks={"response": [readable]})
     key, url = api_key(provider), urlsplit(base_url(provider))
     options: Any = {"default_query": dict(parse_qsl(url.query))} if url.query else {}
@@ -293,11 +299,12 @@ class OpenAIService:
         self.provider, self.seed, self._first_wait_s = provider, seed, first_wait_s
         self.sdk = openai_client(provider, max_in_flight)
         self.where = _where(base_url(provider))
-        names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
-        found: list[Any] = [getattr(require(module, "text"), name) for module, name in names.items()]
+        self._httpx = http_library()
+        aiohttp, openai = require("aiohttp", "text"), require("openai", "text")
+        found: list[Any] = [openai.OpenAIError, self._httpx.HTTPError, aiohttp.ClientError]
         # all exceptions of a failed request
         self.errors: tuple[type[Exception], ...] = (*found, TimeoutError, OSError)
-        self.raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
+        self.raw = cast("type[httpx2.Response]", self._httpx.Response)
         self._redact = Redactor([provider.api_key_variable])
 
     def failure(self, error: Exception, model: str = "") -> Failure:
@@ -313,7 +320,7 @@ class OpenAIService:
         # the SDK and its transport have their own names for network errors
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
-        if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
+        if any(isinstance(cause, self._httpx.DecodingError) for cause in causes):
             return lost(f"{self.where} sent something that is not JSON")
         for cause in causes:
             if isinstance(cause, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
