@@ -427,7 +427,7 @@ def test_schedulers_need_something_to_compare(data: dict[str, Any], said: str) -
 def test_optuna_must_be_there_and_know_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
     data = game({"search": {"name": "optuna"}, "num_samples": 6}, algorithm={"lr": LR, "num_epochs": {"grid": [1, 2]}})
     monkeypatch.setattr(spec_module, "find_spec", lambda name: None)
-    assert "pip install nip_ray[optuna]" in refusal(data)
+    assert "pip install 'nip_ray[ray,optuna]'" in refusal(data)
     monkeypatch.setattr(spec_module, "find_spec", lambda name: object())
     assert parse_sweep(data).num_trials == 6, "to optuna a grid is a choice"
     assert "optuna knows no randn" in refusal(
