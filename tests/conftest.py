@@ -199,6 +199,7 @@ def ray_session() -> Iterator[None]:
     """A local Ray instance with 4 logical CPUs, shared by every test that asks for it. Ports are chosen by Ray."""
     import ray
 
+    ray.shutdown()  # of a run in this process that started one
     ray.init(
         address="local",
         num_cpus=4,
