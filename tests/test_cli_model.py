@@ -16,12 +16,16 @@ def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "junk.gguf").write_text("junk")
+    (tmp_path / "bad.jinja").write_text("{% for %}")
+    (tmp_path / "empty.jinja").touch()
     for name, out, said, *more in (
         ("smollm2-135m", "new", "smollm2-135m needs the package that carries it"),
         ("smollm", "new", "smollm: no such model; expected smollm2-135m, gemma3-270m, or the path of a .gguf file"),
         ("smollm2-135m", "full", "is there already and holds no model"),
         ("smollm2-135m", "new", "has a template, leave it out", "--chat-template", str(tmp_path / "junk.gguf")),
-        ("smollm2-135m", "new", "gone.jinja: is not a file", "--chat-template", str(tmp_path / "gone.jinja")),
+        ("smollm2-135m", "new", "gone.jinja: is not a text file", "--chat-template", str(tmp_path / "gone.jinja")),
+        ("some.gguf", "new", "bad.jinja: line 1: ", "--chat-template", str(tmp_path / "bad.jinja")),
+        ("some.gguf", "new", "empty.jinja: is empty", "--chat-template", str(tmp_path / "empty.jinja")),
         (str(tmp_path / "junk.gguf"), "new", "junk.gguf: is not a GGUF file"),
         (str(tmp_path / "gone.gguf"), "new", "gone.gguf: no model here"),
     ):

@@ -27,12 +27,13 @@ def model(
     with errors():
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / "config.json").is_file():
             raise UserError(f"--out {out}: is there already and holds no model, name a new folder")
-        if chat_template is not None and not chat_template.is_file():
-            raise UserError(f"--chat-template {chat_template}: is not a file, name one with a Jinja template")
+        template = None if chat_template is None else _template(chat_template)
         if Path(name).suffix.lower() == ".gguf":
             from nip_ray.serving.gguf import convert_gguf
 
-            convert_gguf(Path(name), out, None if chat_template is None else chat_template.read_text(encoding="utf-8"))
+            if template is not None and (out / "config.json").is_file():
+                raise UserError(f"--out {out}: has a model, which keeps its template; name a new folder")
+            convert_gguf(Path(name), out, template)
         elif chat_template is not None:
             raise UserError(f"--chat-template {chat_template}: {name} has a template, leave it out")
         else:
@@ -40,3 +41,20 @@ def model(
 
             typer.echo(write_packaged(name, out))
         typer.echo(f"{out} can be the `model` of an agent whose provider is local")
+
+
+def _template(file: Path) -> str:
+    """The Jinja template in a file. Raises UserError where there is none."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        if text.strip():
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+            return text
+        fault = "is empty"
+    except (OSError, UnicodeDecodeError):
+        fault = "is not a text file"
+    except TemplateSyntaxError as error:
+        fault = f"line {error.lineno}: {error.message}"
+    raise UserError(f"--chat-template {file}: {fault}; name a file with a Jinja template")

@@ -140,7 +140,7 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
             yield f"{place}.model: got nothing, name a model of {settings.provider}"
         elif provider.local_models:
             if settings.model not in ("default", WORDS) and (fault := model_fault(Path(settings.model))):
-                yield f"{place}.model: {settings.model}: {fault}, default or words"
+                yield f"{place}.model: {settings.model}: {fault}"
         elif settings.model in ("default", WORDS) and provider.has_model:
             yield f"{place}.model: {settings.model} is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)

@@ -104,7 +104,10 @@ def resume_experiment(
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # raises before anything changes
         rows = folder.metrics()
-        total = stopped_at(rows, config.stop) or config.iterations
+        stopped = stopped_at(rows, config.stop)
+        if stopped is not None and iterations is not None:
+            session.warn(f"stop ended this run after {stopped} iterations; to add more, give --set stop=null as well")
+        total = stopped or config.iterations
         whole = [row["iteration"] for row in rows] == list(range(1, total + 1))
         reached = total if checkpoint is None else checkpoint.iteration
         if whole and reached == total and (ended := _ended(folder, config, quiet, total)):

@@ -153,7 +153,11 @@ class Session:
         self.folder.append_metrics(row)
         self.iteration, self.last_row, self._whole = iteration, row, True
         if evaluated and self.config.stop is not None:
-            self.stopped = stopped_at(self.folder.metrics(), self.config.stop) is not None
+            try:
+                self.stopped = stopped_at(self.folder.metrics(), self.config.stop) is not None
+            except TrainingError:  # a metric that evaluations do not log
+                self.save()
+                raise
         if iteration > self._told and self._tracker is not None:  # repeated ones after a restart are already tracked
             self._tracker.log(row)
             self._told = iteration

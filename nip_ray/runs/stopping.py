@@ -23,8 +23,9 @@ def stopped_at(rows: Iterable[Mapping[str, Any]], settings: StopSettings | None)
             continue
         value = row.get(settings.metric)
         if settings.metric not in row:
-            near = difflib.get_close_matches(settings.metric, found, n=1, cutoff=0)
-            raise TrainingError(f"stop.metric: evaluations do not log {settings.metric}, did you mean {near[0]}?")
+            near = difflib.get_close_matches(settings.metric, found, n=1)
+            instead = f"did you mean {near[0]}?" if near else f"they log {', '.join(sorted(found)[:8])} ..."
+            raise TrainingError(f"stop.metric: evaluations do not log {settings.metric}, {instead}")
         score = -float("inf") if value is None else sign * float(value)
         if settings.until is not None and score >= sign * settings.until:
             return int(row["iteration"])

@@ -16,9 +16,10 @@ def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) ->
     """Raise UserError if an agent's model is `words` and the scenario does not list its words."""
     for agent, model, *_ in _local(config) if not scenario.words else ():
         if model == WORDS:
+            english = getattr(config.scenario, "wording", "words") == "english"
+            what = "scenario.wording: english has" if english else f"{config.scenario.name} has"
             raise UserError(
-                f"scenario.agents.{agent}.model: words, but {config.scenario.name} has no closed list of words; name a"
-                " folder, or default"
+                f"scenario.agents.{agent}.model: words, but {what} no closed list of words; name a folder, or default"
             )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nip_ray.config.changes import over_iterations
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
@@ -128,11 +129,13 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
     if accuracy.lower is None or failed is None or (accuracy.estimate >= _SOLVED and found[failed] != "below"):
         return None
     config, rule = source.config, section(source.config, "algorithm")
-    annealed = rule.get("anneal_lr") or (config.get("search") or {}).get("last_share") is not None
-    # which an annealed run refuses
+    made = _typed(config)
+    annealed = made is None or any(over_iterations(made))  # no more iterations are added to such a run
     how_to = "--set iterations=N" if annealed else "nip-ray resume RUN_DIR --iterations N"
+    if config.get("stop") is not None:
+        how_to += " --set stop=null"
     attempts = ["another seed (--seed)", f"more iterations ({how_to})"]
-    if not alone and rule.get("name") in ("ppo", "reinforce"):
+    if not alone and rule.get("name") in ("ppo", "reinforce") and _verifier_learns(config):
         recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
         recipe += (
             ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
@@ -151,14 +154,28 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 def _can_search(config: Mapping[str, Any]) -> bool:
     """True if this config could have the key `search`."""
-    from nip_ray.config.load import config_from_dict
     from nip_ray.config.search_rules import search
 
+    made = _typed({**config, "search": {}})
+    return isinstance(made, ExperimentConfig) and not any(search(made))
+
+
+def _typed(config: Mapping[str, Any]) -> Any:
+    """The stored config with its types, None for one that plugins are needed for: a page imports nothing."""
+    from nip_ray.config.load import config_from_dict
+
     try:
-        made = config_from_dict({**config, "search": {}, "plugins": []}, stored=True)  # a page imports nothing
-        return isinstance(made, ExperimentConfig) and not any(search(made))
+        return config_from_dict({**config, "plugins": []}, stored=True)
     except UserError:
-        return False
+        return None
+
+
+def _verifier_learns(config: Mapping[str, Any]) -> bool:
+    """False for a verifier that is random or frozen, or whose verdicts are forced."""
+    given = section(config, "scenario").get("agents") or {}
+    own = given.get("verifier", given.get("_default")) or {}
+    frozen = (own.get("agent_lr_factor") or {}).get("actor") == 0
+    return not frozen and own.get("kind") != "random" and section(config, "protocol").get("force_guess") is None
 
 
 def solo_baseline(source: RunSource) -> Figure | None:
