@@ -10,6 +10,7 @@ advantage estimation (Schulman et al., "High-dimensional continuous control usin
 2016, equation 16). One factor lambda is applied per own turn.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,32 @@ def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
 def part(term: Tensor, weight_N: Tensor | None) -> Tensor:
     """The mean over the rows of weight 1, as their part of the mean over all rows."""
     return term if weight_N is None else term * weight_N.mean()
+
+
+_OF_DRAWN = ("entropy", "message_entropy", "decision_entropy", "value_error")
+_DRAWN, _TAUGHT = "turns/drawn", "turns/taught"
+
+
+def turn_counts(drawn_N: Tensor | None) -> dict[str, Tensor]:
+    """Numbers of turns of weight 1 (drawn) and 0 (from a search), for `mean_over_steps`; none where all are drawn."""
+    return {} if drawn_N is None else {_DRAWN: drawn_N.sum(), _TAUGHT: (1 - drawn_N).sum()}
+
+
+def mean_over_steps(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Means of metrics over optimizer steps; those that a step took over its drawn turns are weighted by their number.
+
+    A metric about turns that there are none of is left out.
+    """
+    names = [name for name in steps[0] if name not in (_DRAWN, _TAUGHT)]
+    rows_SM = torch.stack([torch.stack([step[name] for name in names]) for step in steps]).double()
+    means = dict(zip(names, rows_SM.mean(0).tolist(), strict=True))
+    if _DRAWN in steps[0]:
+        drawn_S, taught_S = (torch.stack([step[name] for step in steps]).double() for name in (_DRAWN, _TAUGHT))
+        for name in set(_OF_DRAWN) & means.keys():
+            means[name] = float(drawn_S @ rows_SM[:, names.index(name)] / drawn_S.sum().clamp_min(1))
+        left_out = [*(_OF_DRAWN if not drawn_S.any() else ()), *(("imitation",) if not taught_S.any() else ())]
+        means = {name: value for name, value in means.items() if name not in left_out}
+    return means
 
 
 @dataclass(frozen=True)

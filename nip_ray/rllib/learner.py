@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients, in_minibatches, learning_mode, refresh_norms
-from nip_ray.learning.policy_gradient import mean_and_deviation, own_turn_advantages
+from nip_ray.learning.policy_gradient import mean_and_deviation, mean_over_steps, own_turn_advantages
 from nip_ray.learning.verdicts import Verdicts, taught_turns
 from nip_ray.play.rollout import AgentRows, Rollout, RolloutSamples, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
@@ -406,8 +406,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         for agent in self.networks:
             done, values = steps.get(agent, []), found.setdefault(agent, {})
             if logged := [step.metrics for step in done if step.metrics]:
-                rows = torch.stack([torch.stack([metrics[name] for name in logged[0]]) for metrics in logged])
-                values |= dict(zip(logged[0], rows.double().mean(0).tolist(), strict=True))
+                values |= mean_over_steps(logged)
             if done:
                 values["grad_norm"] = float(torch.stack([step.norm for step in done]).double().mean())
             values |= {name: float(value) for name, value in once.get(agent, {}).items()}

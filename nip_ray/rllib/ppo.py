@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import PlayedTurns, entropy_weight, mean, next_beta, next_lr, ppo_loss
+from nip_ray.learning.policy_gradient import (
+    PlayedTurns,
+    entropy_weight,
+    mean,
+    next_beta,
+    next_lr,
+    ppo_loss,
+    turn_counts,
+)
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
@@ -147,6 +155,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
             "clip_share": loss.clip_share,
             "value_error": mean((value_N - data.target_N[own]).abs(), drawn_N),
             **further,
+            **turn_counts(drawn_N),
         }
         moves = settings.loss == "kl_penalty" or settings.adaptive_lr
         log_ratio_N = (log_prob_N - old_log_prob_N).detach()

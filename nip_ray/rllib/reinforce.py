@@ -14,7 +14,15 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, part, returns_to_go, score_loss
+from nip_ray.learning.policy_gradient import (
+    critic,
+    entropy_weight,
+    mean,
+    part,
+    returns_to_go,
+    score_loss,
+    turn_counts,
+)
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
@@ -124,5 +132,6 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
             "decision_entropy": decision,
             "critic": critic_loss,
             **further,
+            **turn_counts(drawn_N),
         }
         return Loss(sum(further.values(), actor + entropy_loss + critic_loss), metrics)

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.learning.policy_gradient import critic, next_beta, objective, score_loss
+from nip_ray.learning.policy_gradient import (
+    critic,
+    mean_over_steps,
+    next_beta,
+    objective,
+    score_loss,
+    turn_counts,
+)
 from nip_ray.settings.ppo import PPOSettings
 
 Rows = dict[str, Tensor]
@@ -123,3 +130,15 @@ def test_score_loss(most: float | None) -> None:
     assert gradient.tolist() == pytest.approx(
         [-ratio * float(a) / 40 for ratio, a in zip(ratios, data["advantage"], strict=True)]
     )
+
+
+def test_metrics_of_drawn_turns_are_means_over_them() -> None:
+    """Two steps, one of three drawn turns and one of none. Of turns that there are none of nothing is logged."""
+    steps = [
+        {"entropy": torch.tensor(2.0), "imitation": torch.tensor(4.0), **turn_counts(torch.tensor([1.0, 1, 1, 0]))},
+        {"entropy": torch.tensor(0.0), "imitation": torch.tensor(2.0), **turn_counts(torch.zeros(4))},
+    ]
+    assert mean_over_steps(steps) == {"entropy": 2.0, "imitation": 3.0}
+    assert mean_over_steps(steps[1:]) == {"imitation": 2.0}
+    assert mean_over_steps([{**steps[0], **turn_counts(torch.ones(4))}]) == {"entropy": 2.0}
+    assert mean_over_steps([{"entropy": torch.tensor(1.0)}, {"entropy": torch.tensor(0.0)}]) == {"entropy": 0.5}

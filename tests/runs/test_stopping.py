@@ -82,3 +82,13 @@ def test_a_run_ends_early_and_continues_as_one_that_never_did(tmp_path: Path) ->
     assert resume_experiment(tmp_path / "early", settings=["stop=null"], quiet=True).iterations == 8
     rows_of = [[untimed(row) for row in RunFolder.open(tmp_path / name).metrics()] for name in ("whole", "early")]
     assert rows_of[0] == rows_of[1]
+
+
+def test_a_misnamed_metric_loses_no_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = (*BASE, "stop={metric: eval/verifier/acuracy, until: 0}")
+    with pytest.raises(TrainingError, match=f"did you mean {KEY}"):
+        run_experiment(small(*changes, base=MESSAGES), tmp_path / "run", quiet=True)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["000002"]
+    resume_experiment(tmp_path / "run", settings=[f"stop.metric={KEY}"], quiet=True)
+    assert resume_experiment(tmp_path / "run", iterations=12, quiet=True).iterations == 2
+    assert "--set stop=null" in capsys.readouterr().err
