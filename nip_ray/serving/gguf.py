@@ -11,7 +11,6 @@ import io
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from nip_ray.serving.default_model import save_once
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.model_folder import first_line
 from nip_ray.storage.gguf_header import gguf_header
-from nip_ray.storage.model_files import NEEDS_GGUF, NO_TEMPLATE, model_fault
+from nip_ray.storage.model_files import model_fault
 
 
 def convert_gguf(file: Path, folder: Path, template: str | None = None) -> Path:
@@ -31,10 +30,8 @@ def convert_gguf(file: Path, folder: Path, template: str | None = None) -> Path:
     Raises UserError for a file that cannot be read, an architecture that transformers does not read, a tokenizer
     without chat template, and where the package gguf is missing.
     """
-    if (fault := model_fault(file)) is not None and not (fault == NO_TEMPLATE and template is not None):
+    if (fault := model_fault(file, template)) is not None:
         raise UserError(f"{file}: {fault}")
-    if find_spec("gguf") is None:
-        raise UserError(f"{file}: {NEEDS_GGUF}")
     return save_once(folder, lambda: _read(file, template))
 
 

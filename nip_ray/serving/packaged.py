@@ -60,7 +60,7 @@ def write_packaged(name: str, folder: Path) -> str:
     """
     if name not in PACKAGED:
         raise UserError(f"{name}: no such model; expected {', '.join(PACKAGED)}, or the path of a .gguf file")
-    model, parts = PACKAGED[name], _parts_of(name, PACKAGED[name])
+    model, parts = PACKAGED[name], parts_of(name)
     if len(parts) == 1:
         convert_gguf(parts[0], folder, model.template)
     elif not (folder / "config.json").is_file():
@@ -83,8 +83,9 @@ def write_packaged(name: str, folder: Path) -> str:
     return model.licence
 
 
-def _parts_of(name: str, model: PackagedModel) -> list[Path]:
-    found = []
+def parts_of(name: str) -> list[Path]:
+    """The files in packages that a model is made of. Raises UserError where a package is missing."""
+    model, found = PACKAGED[name], list[Path]()
     for module, file in model.parts:
         spec = importlib.util.find_spec(module)  # not imported: packages want libraries that are not needed
         places = [] if spec is None else [Path(place) / file for place in spec.submodule_search_locations or ()]

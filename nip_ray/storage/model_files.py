@@ -27,10 +27,11 @@ def is_model(place: Path) -> bool:
     return (place / "config.json").is_file() or gguf_in(place) is not None
 
 
-def model_fault(place: Path) -> str | None:
-    """The fault of the model at `place`, as far as its files show without a library; None if there is none."""
+def model_fault(place: Path, template: str | None = None) -> str | None:
+    """The fault of the model at `place`, as far as its files show without a library; None if there is none. template:
+    what a GGUF file gets in place of its own."""
     if (file := gguf_in(place)) is not None:
-        return _gguf_fault(file)
+        return _gguf_fault(file, template)
     if not (place / "config.json").is_file():
         if place.is_dir() and (several := _ggufs(place)):
             return f"{len(several)} GGUF files are in this folder, name one of them"
@@ -38,12 +39,12 @@ def model_fault(place: Path) -> str | None:
     return None if _has_template(place) else NO_TEMPLATE
 
 
-def _gguf_fault(file: Path) -> str | None:
+def _gguf_fault(file: Path, template: str | None) -> str | None:
     try:
         header = gguf_header(file)
     except UserError as error:
         return f"{str(error).removeprefix(f'{file}: ')}, name another"
-    if not header.get("tokenizer.chat_template"):
+    if not (template or header.get("tokenizer.chat_template")):
         return NO_TEMPLATE
     return None if find_spec("gguf") is not None else NEEDS_GGUF
 

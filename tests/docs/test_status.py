@@ -7,7 +7,7 @@ import pytest
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.protocols.tables import SHIPPED
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
 from nip_ray.rllib.registry import ALGORITHMS
 from nip_ray.text.training.rules import TEXT_ALGORITHMS
 from tests.docs.blocks import ROOT
@@ -15,12 +15,6 @@ from tests.docs.blocks import ROOT
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
 SIGNS = ("🟢", "🟡", "⚪", "–")
-GAMES = {
-    "message_game": "message_game",
-    "matrix_game": "matrix_game",
-    "kuhn_poker": "matrix_game",
-    "hironaka": "hironaka",
-}
 SPLIT = ("bisection", "prover_estimator")
 WORDS: dict[str, Any] = {"_default": {"provider": "local", "model": "words", "max_invalid_replies": 1}}
 
@@ -66,7 +60,7 @@ def refused(row: str, task: dict[str, Any], rule: dict[str, Any]) -> bool:
 
 def own_task(row: str) -> str:
     name = row.partition(" ")[0]
-    return GAMES.get(name, "state_tracking" if name in SPLIT else "graph_isomorphism")
+    return BOUND_TO_SCENARIO.get(name, "state_tracking" if name in SPLIT else "graph_isomorphism")
 
 
 def own_words(row: str) -> str:
@@ -108,7 +102,7 @@ def test_tasks_that_are_refused_are_marked(row: str) -> None:
     name = row.partition(" ")[0]
     for title, sign in TASKS[row].items():
         if title == "own game":
-            task: dict[str, Any] = {"name": GAMES.get(name, "message_game")}
+            task: dict[str, Any] = {"name": BOUND_TO_SCENARIO.get(name, "message_game")}
         elif title in ("code_validation", "state_tracking in words"):
             task = {"name": title.partition(" ")[0], "agents": WORDS}
         else:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from nip_ray.serving.packaged import PACKAGED, write_packaged
+from nip_ray.errors import UserError
+from nip_ray.serving.packaged import PACKAGED, parts_of, write_packaged
 
 
-def needs(name: str) -> tuple[Path, ...]:
+def needs(name: str) -> list[Path]:
     """The files of the packages that carry a model."""
-    package, found = PACKAGED[name], []
-    for module, file in package.parts:
-        spec = importlib.util.find_spec(module)
-        if spec is None or importlib.util.find_spec("gguf") is None:
-            pytest.skip(f"{module} or gguf is not installed: {package.install}")
-        found.append(Path(spec.submodule_search_locations[0]) / file)  # type: ignore[index]
-    return tuple(found)
+    if importlib.util.find_spec("gguf") is None:
+        pytest.skip(f"gguf is not installed: {PACKAGED[name].install}")
+    try:
+        return parts_of(name)
+    except UserError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -79,5 +79,5 @@ def test_an_architecture_that_cannot_be_used_is_refused(
 
 
 def test_a_config_names_what_is_wrong_with_a_model(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"agents\._default\.model: .*: no model here .* name one"):
+    with pytest.raises(UserError, match=r"agents\._default\.model: .*: no model here .* name one$"):
         check(code_validation(tmp_path, None))

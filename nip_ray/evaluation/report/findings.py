@@ -6,6 +6,7 @@ from typing import Any
 
 from nip_ray.config.changes import over_iterations
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.players import agent_settings, deciding
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
@@ -135,7 +136,7 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
     if config.get("stop") is not None:
         how_to += " --set stop=null"
     attempts = ["another seed (--seed)", f"more iterations ({how_to})"]
-    if not alone and rule.get("name") in ("ppo", "reinforce") and _verifier_learns(config):
+    if not alone and rule.get("name") in ("ppo", "reinforce") and _verifier_learns(made):
         recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
         recipe += (
             ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
@@ -170,12 +171,13 @@ def _typed(config: Mapping[str, Any]) -> Any:
         return None
 
 
-def _verifier_learns(config: Mapping[str, Any]) -> bool:
-    """False for a verifier that is random or frozen, or whose verdicts are forced."""
-    given = section(config, "scenario").get("agents") or {}
-    own = given.get("verifier", given.get("_default")) or {}
-    frozen = (own.get("agent_lr_factor") or {}).get("actor") == 0
-    return not frozen and own.get("kind") != "random" and section(config, "protocol").get("force_guess") is None
+def _verifier_learns(config: Any) -> bool:
+    """False if all agents that decide are known to be random or frozen, or the verdict is forced."""
+    if not isinstance(config, ExperimentConfig):
+        return True
+    own = [agent_settings(config, agent) for agent in deciding(config)]
+    free = any(agent.kind == "learned" and agent.agent_lr_factor.actor > 0 for agent in own)
+    return free and config.protocol.force_guess is None
 
 
 def solo_baseline(source: RunSource) -> Figure | None:
