@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -303,35 +302,33 @@ def test_a_job_that_fails_is_made_again_by_who_resumes(
 
 
 def test_held_out_items_are_played_while_jobs_are_worked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs take as long as the tests: so both together about half of the time. The figures are those of one after the
-    other."""
+    """The test begins while the jobs run, not before they are created; the metrics are the same."""
     changes = {
         "rollouts_per_iteration": 8,
         "num_test_items": 11,
         "fine_tune_after_last": True,
         "fine_tuning": {"min_examples": 1},
     }
-    taken, found = [], []
-    with provider_thread(tmp_path, roles=roles(), latency_s=0.05, job_s=1.2, **OPTIONS) as provider:
+    ended, found = [], []
+    with provider_thread(tmp_path, roles=roles(), job_s=1.2, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         for overlap in (False, True):
             rule = {"name": "expert_iteration", **changes, "test_while_fine_tuning": overlap}
             made = load_config(write_config(tmp_path, config(tmp_path, rule, iterations=1, talk={"max_in_flight": 1})))
             assert isinstance(made, TextExperimentConfig)
             with RunFolder.create(tmp_path / str(overlap), config_to_yaml(made)) as folder:
-                trainer, spent = begin(made, folder, prepare(made), new_state(made)), {}
+                trainer = begin(made, folder, prepare(made), new_state(made))
                 while not trainer.state.over:
-                    stage, began = trainer.state.stage, time.perf_counter()
+                    if trainer.state.stage == "test":
+                        ended.append([job["status"] == "succeeded" for job in provider.jobs()[-2:]])
                     trainer.run_stage()
-                    spent[stage] = time.perf_counter() - began
                 trainer.close()
-                taken.append(spent["test"] + spent["await_jobs"])
                 found.append(
                     [{key: value for key, value in row.items() if key.startswith("eval")} for row in folder.metrics()]
                 )
         assert len(provider.jobs()) == 4
     assert found[0] == found[1]
-    assert taken[1] < 0.7 * taken[0], taken
+    assert ended == [[], [False, False]]
 
 
 def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(
