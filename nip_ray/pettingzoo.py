@@ -23,8 +23,9 @@ from typing import Any
 from gymnasium import spaces
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.environments.copies import action_space, mask_space
 from nip_ray.environments.experiment import experiment_of
-from nip_ray.environments.single import SinglePlay, action_space, mask_space
+from nip_ray.environments.single import SinglePlay
 from nip_ray.errors import UserError, require
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.settings.state_tracking import PROTOCOLS as CHAIN_PROTOCOLS

@@ -108,7 +108,9 @@ def _lines(start: int, total: int, unit: str) -> Report:
             left = (
                 [] if done in (start, total) else [f"{duration((now - began) / (done - start) * (total - done))} left"]
             )
-            say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(figures)]), *left]))
+            # an evaluation belongs to its iteration, and is not repeated beside later ones
+            new = {key: x for key, x in figures.items() if tested != tested_before or not key.startswith("eval")}
+            say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(new)]), *left]))
         stage_before, tested_before = stage, tested
 
     return report

@@ -29,7 +29,7 @@ PACKAGES = (
     "runs",
 )
 """Packages with API pages: one for each of their folders."""
-TOP = ("", "errors", "gymnasium", "pettingzoo", "inspect_ai", "verifiers", "plugins")
+TOP = ("", "errors", "gymnasium", "pettingzoo", "vector", "inspect_ai", "verifiers", "plugins")
 """Modules of nip_ray itself on the first API page."""
 COPIES = "repository"
 

@@ -44,7 +44,7 @@ ORDER = (
     ("evaluation.verbs",),
     ("runs",),
     ("exports",),
-    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium", "inspect_ai", "verifiers"),
+    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium", "vector", "inspect_ai", "verifiers"),
     ("",),
     ("cli",),
 )

@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible, safe_point
-from nip_ray.errors import UserError
+from nip_ray.errors import TrainingError, UserError
 from nip_ray.progress import BestEffort, progress_line, say
 from nip_ray.runs.experiment import run_experiment
 from tests.runs.small import MESSAGES, small
@@ -183,7 +183,14 @@ def test_further_interrupts_leave_no_traceback() -> None:
     assert (made.returncode, said) == (130, "")
 
 
-def test_a_start_of_ray_that_is_cut_off_leaves_no_process(monkeypatch: pytest.MonkeyPatch, hangup: None) -> None:
+def _slow() -> None:
+    raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray does
+
+
+@pytest.mark.parametrize("end", [lambda: signal.raise_signal(signal.SIGHUP), _slow])
+def test_a_start_of_ray_that_fails_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, hangup: None, end: Callable[[], None]
+) -> None:
     ray = pytest.importorskip("ray")
     from nip_ray.cluster import ray_session
 
@@ -191,11 +198,14 @@ def test_a_start_of_ray_that_is_cut_off_leaves_no_process(monkeypatch: pytest.Mo
 
     def init(**options: Any) -> None:
         started.append(subprocess.Popen(["sleep", "60"]))
-        signal.raise_signal(signal.SIGHUP)
+        end()
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with pytest.raises(Interrupted) as caught, interruptible():
+    with pytest.raises((Interrupted, TrainingError)) as caught, interruptible():
         ray_session.start_local_ray()
-    assert (caught.value.signum, caught.value.safe) == (signal.SIGHUP, False)
+    if isinstance(caught.value, Interrupted):
+        assert (caught.value.signum, caught.value.safe) == (signal.SIGHUP, False)
+    else:
+        assert "within 30 seconds" in str(caught.value)
     assert started[0].wait(timeout=10) == -signal.SIGKILL

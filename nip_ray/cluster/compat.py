@@ -55,6 +55,11 @@ def answer_of(address: str) -> str:
     return "ok"
 
 
+def is_slow_start(error: BaseException) -> bool:
+    """True if `ray.init` gave up on a node that did not start in 30 seconds, a constant of Ray 2.60.0."""
+    return "timed out during startup" in str(error)
+
+
 def is_refused_token(error: Exception) -> bool:
     """True if `ray.init` failed because a cluster refused our token. Ray 2.60.0 only reports this in the message."""
     return "InvalidAuthToken" in f"{error} {error.__cause__}"

@@ -23,7 +23,7 @@ from typing import Any
 
 from nip_ray.cluster import compat
 from nip_ray.cluster.interrupts import Interrupted, finishing, kept
-from nip_ray.errors import UserError, require
+from nip_ray.errors import TrainingError, UserError, require
 from nip_ray.settings.experiment import RuntimeSettings
 
 LOCAL = "local"
@@ -67,7 +67,7 @@ def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
 def start_local_ray(**options: Any) -> None:
     """A Ray of this process's own, on the loopback alone; `options` are those of `ray.init`.
 
-    Raises UserError when its token cannot be protected, or cannot be read.
+    Raises UserError when its token cannot be protected, or cannot be read, TrainingError where Ray starts too slowly.
     """
     import psutil
     import ray
@@ -84,12 +84,18 @@ def start_local_ray(**options: Any) -> None:
         raise UserError(
             "RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it"
         ) from error
-    except KeyboardInterrupt as interrupt:
+    except BaseException as error:
         ray.shutdown()
         for child in set(process.children()) - before:  # of a start that took longer than a signal waits
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        raise Interrupted(getattr(interrupt, "signum", signal.SIGINT)) from interrupt
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(getattr(error, "signum", signal.SIGINT)) from error
+        if compat.is_slow_start(error):
+            raise TrainingError(
+                "Ray did not start within 30 seconds: this machine may be too busy. Try again, or run `nip-ray doctor`"
+            ) from error
+        raise
 
 
 # ---------------------------------------------------------------------------------------------------------------- token

@@ -87,11 +87,12 @@ def _vectorization(settings: EnvironmentSettings) -> str:
         hint = f"did you mean {near[0]}?" if near else "expected one that Gymnasium knows, as CartPole-v1, or MODULE:ID"
         raise UserError(f"environment.id: got {settings.id}, {hint}") from error
     if settings.vectorization == "auto":
-        return (
-            "vector_entry_point"
-            if spec.vector_entry_point is not None and settings.autoreset == "next_step"
-            else "sync"
-        )
+        if spec.vector_entry_point is None:
+            return "sync"
+        made = spec.vector_entry_point
+        metadata = getattr(load_env_creator(made) if isinstance(made, str) else made, "metadata", {})
+        restarts = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) is AutoresetMode[settings.autoreset.upper()]
+        return "vector_entry_point" if restarts else "sync"
     if settings.vectorization == "vector_entry_point" and spec.vector_entry_point is None:
         raise UserError(
             f"environment.vectorization: {settings.id} has no vector form of its own; expected one of auto, sync, async"

@@ -28,7 +28,7 @@ from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.drivers.contract import Agent, Scope, arrays
 from nip_ray.drivers.environments import Recipe
-from nip_ray.environments.single import refuse_graded
+from nip_ray.environments.copies import refuse_graded
 from nip_ray.errors import UserError
 from nip_ray.evaluation.claims import shares
 from nip_ray.learning.policy import Action

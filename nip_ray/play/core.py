@@ -35,7 +35,12 @@ from nip_ray.seeding import generator, stable_seed
 
 
 class BatchedPlay:
-    """B copies of `scenario.protocol`, played round by round."""
+    """B copies of `scenario.protocol`, played round by round.
+
+    round: the current round of all copies. rows: index of all copies, in front of `round`.
+    """
+
+    rows: Any = slice(None)
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario, self.protocol, self.device = scenario, scenario.protocol, torch.device(device)
@@ -49,7 +54,7 @@ class BatchedPlay:
         self.id_B = id_B.to(self.device)
         y_B = scenario.label_I[self.id_B]
         self.state: ProtocolState = start(protocol, y_B, seed_B.to(self.device))
-        self.round = 0
+        self.round: Any = 0
         shape = (len(id_B), protocol.max_rounds, len(protocol.agents), len(protocol.channels), scenario.message_size)
         self.main_BRACM = torch.full(shape, -1, device=self.device)
         self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
@@ -103,23 +108,29 @@ class BatchedPlay:
             self._write(agent, copy_N, action)
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
-        self.decision_BRA[:, self.round] = decision_BA
+        self.decision_BRA[self.rows, self.round] = decision_BA
         judged, error_B, said = None, None, Dialogue(self.main_BRACM, self.linear_BRACM)
         if self.protocol.verifier is None and self.scenario.rules is not None:
-            self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[:, self.round])
+            self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[self.rows, self.round])
         elif self.protocol.verifier is None:
             judged = self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
-        # a round that may be the last
-        if self.protocol.payment.per_error and self.round >= self.protocol.min_rounds - 1:
+        if self.protocol.payment.per_error and self._may_end():
             error_B = self.scenario.estimate_error(self.id_B, said)
         rest = judged, similarity_B, grade_BM, drawn, error_B
-        if pay_BMD is not None and self.round >= self.protocol.min_rounds - 1:
+        if pay_BMD is not None and self._may_end():
             self._pay_of_each(decision_BA, pay_BMD, *rest)
         self.state, outcome = step(self.protocol, self.state, decision_BA, *rest)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
-        self.round += 1
+        self._to_next_round()
         self.active_BAC = self._active()
         return outcome
+
+    def _may_end(self) -> bool:
+        """True if this round may be a copy's last."""
+        return self.round >= self.protocol.min_rounds - 1
+
+    def _to_next_round(self) -> None:
+        self.round += 1
 
     def _pay_of_each(self, decision_BA: Tensor, pay_BMD: Tensor, *rest: Any) -> None:
         """Step once for each decision of each decider, with all else fixed, and record its pay if it ends its part."""
@@ -162,10 +173,11 @@ class BatchedPlay:
     def _write(self, agent: str, copy_N: Tensor, action: Action) -> None:
         writes, index = self.writes[agent], self.protocol.agents.index(agent)
         active_NC = self.active_BAC[copy_N[:, None], index, writes]
+        round_ = self.round if isinstance(self.round, int) else self.round[copy_N[:, None]]
         for target, name in ((self.main_BRACM, "message"), (self.linear_BRACM, "linear")):
             if target is not None:
                 said = action[name].to(self.device).view(len(copy_N), len(writes), self.scenario.message_size)
-                target[copy_N[:, None], self.round, index, writes] = torch.where(active_NC[..., None], said, -1)
+                target[copy_N[:, None], round_, index, writes] = torch.where(active_NC[..., None], said, -1)
 
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:

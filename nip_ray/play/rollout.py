@@ -64,6 +64,10 @@ class GameRules(ABC, Generic[Position]):
         """Some of the copies, in this order; repeats are allowed."""
 
     @abstractmethod
+    def put(self, position: Position, index_N: Tensor, other: Position) -> Position:
+        """The position with the N copies of `other` in place of the copies `index_N`, which are distinct."""
+
+    @abstractmethod
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """The observation of `agent` in N copies of `position` before `round_N`; see `Scenario.observe`."""
 

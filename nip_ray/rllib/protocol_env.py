@@ -28,7 +28,8 @@ class ProtocolEnv(MultiAgentEnv):
         if not config or "experiment" not in config:
             raise ValueError('ProtocolEnv needs config={"experiment": ExperimentConfig(...).model_dump()}')
         self.single = SinglePlay(scenario_of(config["experiment"]), config.get("split", "train"), for_modules=True)
-        self.play, self.layouts, self.instances = self.single.play, self.single.layouts, self.single.instances
+        self.play, self.layouts = self.single.play, self.single.layouts
+        self.instances = self.single.copies.instances
         self.agents = self.possible_agents = self.single.agents
         self.action_spaces = {agent: gym.spaces.MultiDiscrete(layout.sizes) for agent, layout in self.layouts.items()}
         self.observation_spaces = self.single.observation_spaces

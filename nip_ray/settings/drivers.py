@@ -22,7 +22,8 @@ class EnvironmentSettings:
     num_copies: int = option(16, "Copies that are stepped together.", ge=1)
     vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = option(
         "auto",
-        "Vectorisation: the environment's vector form (auto: if it has one), a loop, or a process each.",
+        "Vectorisation: the environment's vector form (auto: if it has one that restarts by `autoreset`), a loop, or a"
+        " process each.",
     )
     autoreset: Literal["next_step", "same_step", "disabled"] = option(
         "next_step",

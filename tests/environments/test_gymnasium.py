@@ -11,7 +11,6 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 import nip_ray.gymnasium as seats
-from nip_ray.drivers.runner import run_runner
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import VERDICTS
@@ -47,10 +46,10 @@ def test_gymnasiums_checker_passes(run: Path, agent: str) -> None:
 @torch.no_grad()
 def test_a_seat_taken_by_the_runs_own_network_plays_the_dialogues_of_the_core(run: Path, agent: str) -> None:
     env = seat(run, agent, greedy=True, split="test")
-    single, made = env.single, seats.bench(run, seats.load_stored_config(run / "config.yaml"), None, None)
+    copies, made = env.copies, seats.bench(run, seats.load_stored_config(run / "config.yaml"), None, None)
     networks = seats.trained(made, seats.newest_or(RunFolder.open(run), None, made.config))
-    play, index, compared = BatchedPlay(single.play.scenario), single.agents.index(agent), 0
-    for number, instance in enumerate(single.instances[:12]):
+    play, index, compared = BatchedPlay(copies.play.scenario), copies.agents.index(agent), 0
+    for number, instance in enumerate(copies.instances[:12]):
         seed = 3 * number + 1
         rollout = play_rollout(
             play, {name: net.eval() for name, net in networks.items()}, instance[None], torch.tensor([seed]), None
@@ -60,12 +59,12 @@ def test_a_seat_taken_by_the_runs_own_network_plays_the_dialogues_of_the_core(ru
         env.reset(options={"id": int(instance), "seed": seed})
         total, over, info = 0.0, False, {}
         while not over:
-            chosen = networks[agent](single.tensors(agent), True, False)[0].sample(None)
-            _, paid, over, _, info = env.step(single.layouts[agent].join(chosen)[0].numpy())
+            chosen = networks[agent](copies.tensors(agent), True, False)[0].sample(None)
+            _, paid, over, _, info = env.step(copies.layouts[agent].join(chosen)[0].numpy())
             assert not info["illegal"]
             total += paid
         assert total == pytest.approx(rollout.reward_BRA[0, :, index].sum().item())
-        assert torch.equal(single.play.main_BRACM, rollout.main_BRACM)
+        assert torch.equal(copies.play.main_BRACM, rollout.main_BRACM)
         assert info["verdict"] == VERDICTS[int(rollout.verdict_B[0])]
         compared += 1
     assert compared >= 4
@@ -76,7 +75,7 @@ def test_a_label_and_a_seed_choose_the_instances(run: Path) -> None:
         env = seat(run, "prover1", label=0)
         return [env.reset(seed=seed if number == 0 else None)[1]["instance"] for number in range(6)]
 
-    labels = seat(run).single.play.scenario.label_I
+    labels = seat(run).copies.play.scenario.label_I
     assert drawn(3) == drawn(3) != drawn(4)
     assert not labels[drawn(3)].any()
 
@@ -87,7 +86,7 @@ def test_unseeded_copies_play_different_episodes_and_seeded_ones_the_same(run: P
     def played(seed: int | None) -> list[Any]:
         env = seat(run, "prover1")
         shown = [env.reset(seed=seed)[1]["instance"], *(env.reset()[1]["instance"] for _ in range(5))]
-        return [*shown, torch.rand(2, generator=env.noise).tolist()]
+        return [*shown, torch.rand(2, generator=env.seats.noise).tolist()]
 
     first, second = played(None), played(None)
     assert first[:-1] != second[:-1]
@@ -103,22 +102,7 @@ def test_masks_are_told_flat(run: Path) -> None:
     assert seen["action_mask"][-3:].tolist() == [0, 0, 1], "no verdict counts in the first of three rounds"
     _, _, _, _, info = env.step(np.zeros_like(env.action_space.nvec))  # type: ignore[attr-defined]
     assert not info["illegal"], "a decision that cannot count is not in play"
-    assert env.render().startswith(f"{env.single.protocol.name}, instance {info['instance']}, label ")  # type: ignore[union-attr]
-
-
-def test_a_driver_learns_in_a_seat(run: Path, tmp_path: Path) -> None:
-    options = {"run_dir": str(run), "agent": "prover0", "label": 0}
-    learner = {"name": "ppo", "algorithm": {"name": "ppo", "rollouts": 2, "mini_batches": 1, "num_epochs": 1}}
-    result = run_runner(
-        {
-            "environment": {"id": "nip_ray.gymnasium:nip_ray/Seat-v0", "options": options, "num_copies": 2},
-            "learners": [learner],
-            "driver": {"timesteps": 4},
-            "evaluation": {"timesteps": 2, "num_copies": 2},
-            "experiment": {"storage_path": str(tmp_path)},
-        }
-    )
-    assert result.metrics["eval/ppo/episodes"] >= 2
+    assert env.render().startswith(f"{env.copies.protocol.name}, instance {info['instance']}, label ")  # type: ignore[union-attr]
 
 
 def no_checkpoint(folder: Path) -> Path:
@@ -168,7 +152,7 @@ def begun(run: Path) -> seats.Seat:
 
 def ended(run: Path) -> seats.Seat:
     env = begun(run)
-    while not env.single.play.finished:
+    while not env.copies.play.finished:
         env.step(0)
     return env
 
@@ -176,7 +160,7 @@ def ended(run: Path) -> seats.Seat:
 def test_a_seat_that_never_has_a_turn_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats, "_DRAWS", 3)
     env = seat(run, "prover1", greedy=True)
-    if env.single.protocol.name == "debate":
+    if env.copies.protocol.name == "debate":
         return
     with pytest.raises(UserError, match=r"^agent: prover1 had no turn in 3 episodes"):
         env.reset(options={"id": 0, "seed": 0})  # an even seed draws prover0

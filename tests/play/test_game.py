@@ -46,6 +46,9 @@ class RaceRules(GameRules[Sum]):
     def select(self, position: Sum, index_N: Tensor) -> Sum:
         return Sum(position.sum_B[index_N])
 
+    def put(self, position: Sum, index_N: Tensor, other: Sum) -> Sum:
+        return Sum(position.sum_B.index_copy(0, index_N, other.sum_B))
+
     def view(self, agent: str, position: Sum, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         return {**turn_masks(self.protocol, agent, 1, round_N, seed_N), "sum": position.sum_B.float()}
 

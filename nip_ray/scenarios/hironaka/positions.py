@@ -70,6 +70,14 @@ class Rules(GameRules[Position]):
         """Some of the games."""
         return Position(position.id_B[index_N], position.state.select(index_N), position.class_B[index_N])
 
+    def put(self, position: Position, index_N: Tensor, other: Position) -> Position:
+        """The games with `other` at the places `index_N`."""
+        return Position(
+            position.id_B.index_copy(0, index_N, other.id_B),
+            position.state.put(index_N, other.state),
+            position.class_B.index_copy(0, index_N, other.class_B),
+        )
+
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): their
         divisor. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that draw. The

@@ -26,6 +26,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
+from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 
 Array = npt.NDArray[np.float64]
@@ -262,7 +263,8 @@ def _array(values: Any) -> Array:
 def last_test(
     run_dir: Path, iterations: int, items: Mapping[int, Any], protocol: Protocol, kind: LanguageScenarioKind
 ) -> dict[str, Any] | None:
-    """Metrics with intervals of the last of `iterations` that was tested; None if none was.
+    """Metrics with intervals of the last of `iterations` that was tested, and the exact ones of a game; None if none
+    was.
 
     items: the test items by id. kind: of the scenario. Raises UserError for a damaged file.
     """
@@ -279,6 +281,10 @@ def last_test(
         "held_out": kind.held_out,
         "sampled": record,
     }
+    if not kind.held_out:  # every situation was tested: these hold of the game, not of a sample
+        rows = [row for row in RunFolder.open(run_dir).metrics() if row["iteration"] == iteration]
+        exact = {key.removeprefix("eval/"): x for row in rows for key, x in row.items() if key.startswith("eval/")}
+        about |= {"exact": exact} if exact else {}
     return about | risk_and_coverage(dialogues)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.load import config_from_dict
+from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.protocols import build
@@ -154,3 +155,15 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
     data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game"}, "algorithm": {"name": "malt"}}
     with pytest.raises(UserError, match=said):
         check(config_from_dict({**data, **change}))
+
+
+def test_an_evaluation_holds_the_exact_metrics_of_the_last_test(tmp_path: Path) -> None:
+    changes = ["iterations=1", "algorithm.rollouts_per_iteration=4", "algorithm.group_size=2", "algorithm.num_epochs=1"]
+    changes += ["algorithm.format_warmup=4", "algorithm.warmup_batch_size=4"]
+    made = load_config(Path(__file__).resolve().parents[3] / "tune_configs" / "pg_kuhn_poker.yaml", changes)
+    run_experiment(made, tmp_path / "run", quiet=True)
+    (row,) = RunFolder.open(tmp_path / "run").metrics()
+    found = evaluate_run(tmp_path / "run", quiet=True)
+    exact = {key: value for key, value in row.items() if key.startswith("eval/")}
+    assert "eval/exploitability" in exact
+    assert exact.items() <= found.items()

@@ -1,0 +1,165 @@
+"""Many copies at once: the same episodes as in environments of one copy, each beginning when its last has ended."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import nip_ray.gymnasium as seats
+import nip_ray.pettingzoo as zoo
+import nip_ray.vector
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.drivers.runner import run_runner
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attackers import Uniform
+from nip_ray.runs.experiment import run_experiment
+from tests.environments.test_pettingzoo import CONFIGS
+from tests.runs.small import small
+from tests.tiers import thinned
+
+COPIES, ROUNDS, SEED = 5, 30, 11
+
+
+def sampled(env: Any, agent: str, mask: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
+    """A legal choice of each factor by a flat mask, as an array."""
+    space = env.action_space(agent)
+    sizes = [int(space.n)] if hasattr(space, "n") else space.nvec.tolist()
+    parts = np.split(mask, np.cumsum(sizes)[:-1])
+    return np.array([random.choice(part.nonzero()[0]) for part in parts])
+
+
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
+def test_copies_play_the_episodes_of_environments_of_their_own(config: ExperimentConfig) -> None:
+    many, random, ended = nip_ray.vector.parallel(config, COPIES), np.random.default_rng(0), 0
+    ones = [zoo.parallel(config) for _ in range(COPIES)]
+    seen, infos = many.reset(seed=SEED)
+    expected = [one.reset(seed=SEED + i)[0] for i, one in enumerate(ones)]
+    for _ in range(ROUNDS):
+        actions = {
+            agent: np.stack([sampled(many, agent, row, random) for row in seen[agent]["action_mask"]])
+            for agent in many.possible_agents
+        }
+        for agent in many.possible_agents:
+            for i in range(COPIES):
+                assert seen[agent]["action_mask"][i].tolist() == np.concatenate(
+                    [np.atleast_1d(expected[i][agent]["action_mask"])]
+                    if isinstance(expected[i][agent]["action_mask"], np.ndarray)
+                    else expected[i][agent]["action_mask"]
+                ).tolist()  # fmt: skip
+                for key, x in expected[i][agent]["observation"].items():
+                    np.testing.assert_allclose(seen[agent]["observation"][key][i], x, rtol=1e-5, atol=1e-6)
+                assert infos["turn"][agent][i] == (agent in ones[i].single.turns)
+        seen, rewards, terminated, truncated, infos = many.step(actions)
+        for i, one in enumerate(ones):
+            last, paid, ends, cuts, told = one.step({agent: actions[agent][i] for agent in one.agents})
+            for agent in many.possible_agents:
+                assert rewards[agent][i] == pytest.approx(paid[agent])
+                assert (terminated[agent][i], truncated[agent][i]) == (ends[agent], cuts[agent])
+                assert infos["illegal"][agent][i] == told[agent]["illegal"]
+                assert infos["instance"][i] == told[agent]["instance"]
+            if not one.agents:
+                place = infos["final"]["copies"].tolist().index(i)
+                for agent in many.possible_agents:
+                    for key, x in last[agent]["observation"].items():
+                        found = infos["final"][agent]["observation"][key][place]
+                        np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+                last, ended = one.reset()[0], ended + 1
+            expected[i] = last
+    assert ended >= COPIES
+
+
+@pytest.fixture(scope="module", params=["consultancy", "debate"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40", "scenario.kernels=torch")
+    paid = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")
+    config = small(*settings, *paid, f"protocol.name={request.param}")
+    return run_experiment(config, tmp_path_factory.mktemp("runs") / request.param, quiet=True).run_dir
+
+
+class Fond(Uniform):
+    """Fond of some legal choices by their numbers and the round: no ties, which rounding would decide by batch size."""
+
+    def forward(self, obs: Any, want_policy: bool = True, want_value: bool = True) -> Any:
+        policy, _ = super().forward(obs)
+        round_N = obs["round"].float()
+
+        def fond(x: Any) -> Any:
+            if x is None:
+                return None
+            place = torch.arange(x.shape[-1])
+            return x + ((place * 7 + round_N.view(-1, *[1] * (x.ndim - 1)) * 3) % 13 + place * 1e-3)
+
+        parts = {name: fond(getattr(policy, name)) for name in ("message", "linear", "decision")}
+        return replace(policy, **parts), None
+
+
+@pytest.mark.parametrize("agent", ["prover0", "prover1", "verifier"])
+def test_vector_seats_play_what_seats_play_one_by_one(run: Path, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = seats.trained
+    monkeypatch.setattr(seats, "trained", lambda *a: {name: Fond(net) for name, net in trained(*a).items()})
+    options: dict[str, Any] = {"run_dir": run, "agent": agent, "greedy": True}
+    many = gymnasium.make_vec("nip_ray/Seat-v0", num_envs=COPIES, **options)
+    assert isinstance(many.unwrapped, seats.VectorSeat)
+    one_by_one = SyncVectorEnv([lambda: seats.Seat(**options)] * COPIES, autoreset_mode=AutoresetMode.SAME_STEP)
+    random, finals = np.random.default_rng(1), 0
+    seen, other = many.reset(seed=SEED)[0], one_by_one.reset(seed=SEED)[0]
+    for _ in range(ROUNDS):
+        for key, x in other.items():
+            np.testing.assert_allclose(seen[key], x, rtol=1e-5, atol=1e-6)
+        space = many.single_action_space
+        sizes = [int(space.n)] if hasattr(space, "n") else space.nvec.tolist()  # type: ignore[attr-defined]
+        actions = np.stack([[random.integers(size) for size in sizes] for _ in range(COPIES)])
+        seen, *found, infos = many.step(actions)
+        other, *expected, told = one_by_one.step(actions)
+        for x, y in zip(found, expected):
+            np.testing.assert_allclose(x, y, atol=1e-6)
+        over = found[1] | found[2]
+        if over.any():
+            assert infos["_final_obs"].tolist() == told["_final_obs"].tolist() == over.tolist()
+            for i in over.nonzero()[0]:
+                finals += 1
+                for key, x in told["final_obs"][i].items():
+                    np.testing.assert_allclose(infos["final_obs"][i][key], x, rtol=1e-5, atol=1e-6)
+    assert finals >= COPIES
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_driver_learns_in_a_seat(run: Path, tmp_path: Path, autoreset: str) -> None:
+    """By one batch where the vector form restarts as the driver asks for, else by a loop."""
+    options = {"run_dir": str(run), "agent": "prover0", "label": 0}
+    learner = {"name": "ppo", "algorithm": {"name": "ppo", "rollouts": 2, "mini_batches": 1, "num_epochs": 1}}
+    environment = {"id": "nip_ray.gymnasium:nip_ray/Seat-v0", "options": options, "num_copies": 2}
+    result = run_runner(
+        {
+            "environment": environment | {"autoreset": autoreset},
+            "learners": [learner],
+            "driver": {"timesteps": 4},
+            "evaluation": {"timesteps": 2, "num_copies": 2},
+            "experiment": {"storage_path": str(tmp_path)},
+        }
+    )
+    assert result.metrics["eval/ppo/episodes"] >= 2
+
+
+def begun() -> Any:
+    env = nip_ray.vector.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], 3)
+    env.reset(seed=0)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: nip_ray.vector.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], 0), "num_copies: got 0, expected at least"),
+        (lambda: begun().step({"player0": np.zeros(2, int)}), "player0: got the action .* for each of 3 copies"),
+        (lambda: begun().reset(options={"id": [0, 1, 9]}), r"options.id: got \[0, 1, 9\], expected a whole number"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(call: Any, said: str) -> None:
+    with pytest.raises(UserError, match=f"^{said}"):
+        call()
