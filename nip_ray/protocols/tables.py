@@ -325,6 +325,13 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
 
 
 @reads()
+def leduc_poker(params: ProtocolParams) -> Protocol:
+    """player0 and player1 in turn in one channel, four rounds for each of two rounds of betting; the scenario deals,
+    pays, and ends the game. Where betting ends early, the rounds that are left have no choice."""
+    return _game("leduc_poker", ("main",), ((("player0", "main"),), (("player1", "main"),)), 8)
+
+
+@reads()
 def hironaka(params: ProtocolParams) -> Protocol:
     """The host chooses, the agent answers, in one channel; the scenario pays, ends the game, and sets the maximum
     number of rounds.
@@ -339,7 +346,7 @@ def hironaka(params: ProtocolParams) -> Protocol:
 _BUILDERS = (
     nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip,
     bisection, prover_estimator, judge_panel, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker,
-    hironaka,
+    leduc_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 """Name -> builder of every protocol, those of plugins included; `register` adds one."""
@@ -351,6 +358,7 @@ BOUND_TO_SCENARIO = {
     "message_game": "message_game",
     "matrix_game": "matrix_game",
     "kuhn_poker": "matrix_game",
+    "leduc_poker": "matrix_game",
     "hironaka": "hironaka",
 }
 """Protocol -> the one scenario that it is played in; that scenario uses only these protocols."""

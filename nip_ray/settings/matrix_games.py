@@ -30,8 +30,8 @@ class MatrixAgentSettings:
 
 @dataclass(frozen=True)
 class MatrixGameSettings:
-    """Two players, one small game: the matrix games are played under the protocol matrix_game, Kuhn poker under
-    kuhn_poker.
+    """Two players, one small game: the matrix games are played under the protocol matrix_game, poker under the protocol
+    of its name.
 
     A matrix game of several rounds shows each player the last round's moves and nothing older: its policies have memory
     one.
@@ -41,7 +41,13 @@ class MatrixGameSettings:
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
     game: Literal[
-        "bimatrix", "matching_pennies", "rock_paper_scissors", "prisoners_dilemma", "tandem", "kuhn_poker"
+        "bimatrix",
+        "matching_pennies",
+        "rock_paper_scissors",
+        "prisoners_dilemma",
+        "tandem",
+        "kuhn_poker",
+        "leduc_poker",
     ] = option("prisoners_dilemma", "The game; bimatrix is the one of payoffs0 and payoffs1.")
     payoffs0: tuple[tuple[float, ...], ...] = option(
         (),
@@ -76,7 +82,7 @@ class LanguageMatrixGameSettings:
 
 def protocol_of(game: str) -> str:
     """The protocol that a game is played under."""
-    return "kuhn_poker" if game == "kuhn_poker" else "matrix_game"
+    return game if game in ("kuhn_poker", "leduc_poker") else "matrix_game"
 
 
 _USED_BY = {"payoffs0": "bimatrix", "payoffs1": "bimatrix", "tandem_actions": "tandem"}

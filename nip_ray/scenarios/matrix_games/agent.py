@@ -15,13 +15,19 @@ from nip_ray.settings.matrix_games import MatrixAgentSettings
 class MatrixAgent(nn.Module):
     """Logits and value of a state, without shared parameters, so that opponent shaping sees only the policy's.
 
-    Observations have "features" (N, states), the one-hot state. Symbols from `num_moves` on are forbidden: the alphabet
-    is that of the player with more moves. `random` agents return constant zero logits and have nothing to train.
+    Observations have "features" (N, states), the one-hot state. Symbols that are not legal in it, by `legal` (states,
+    symbols), are forbidden; those from `num_moves` on are legal in none. `random` agents return constant zero logits
+    and have nothing to train.
     """
 
-    def __init__(self, settings: MatrixAgentSettings, num_states: int, num_moves: int, num_symbols: int) -> None:
+    legal: Tensor
+
+    def __init__(self, settings: MatrixAgentSettings, num_moves: int, legal: Tensor) -> None:
         super().__init__()
+        num_states, num_symbols = legal.shape
         self.settings = settings
+        self.register_buffer("legal", legal, persistent=False)
+        self.choice = not bool(legal[:, :num_moves].all())
         self.policy_body, self.policy_head = _body(settings, num_states), _head(settings, num_states, num_moves)
         self.value_body, self.value_head = _body(settings, num_states), _head(settings, num_states, 1)
         spread = settings.initial_scale / max(settings.hidden, 1) ** 0.5
@@ -41,6 +47,8 @@ class MatrixAgent(nn.Module):
                 logits = torch.zeros_like(logits)
             if self.forbidden:
                 logits = nn.functional.pad(logits, (0, self.forbidden), value=FORBIDDEN)
+            if self.choice:
+                logits = logits.masked_fill(~self.legal[features.argmax(-1)], FORBIDDEN)
             policy = Policy(logits[:, None], None, None, obs["speaks"], None)
         if want_value:
             value = self.value_head(self.value_body(features)).squeeze(-1)

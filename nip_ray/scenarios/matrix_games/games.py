@@ -85,6 +85,10 @@ class Game(ABC):
     def judge(self, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Judgement:
         """The pay of the moves of `round_N`, and whether they end the game."""
 
+    def legal(self, player: int) -> Tensor:
+        """(states, moves) bool: the legal moves of `player`; all by default."""
+        return torch.ones(self.num_states, self.actions[player], dtype=torch.bool)
+
     @abstractmethod
     def figures(self, tables: Tables) -> Figures:
         """Exact metrics of two policies, each (states, moves) float64 probabilities."""

@@ -21,7 +21,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.matrix_games.games import Tables
-from nip_ray.scenarios.matrix_games.kuhn import CARDS, DEALS, KuhnPoker
+from nip_ray.scenarios.matrix_games.poker import CARDS, DEALS, KUHN, Poker
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, protocol_of
@@ -29,7 +29,7 @@ from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, protocol_o
 OPEN, ANSWER = ("check", "bet"), ("fold", "call")
 """The words without a bet, and after the other's bet; the first passes."""
 HISTORIES = ((), ("check", "bet")), (("check",), ("bet",))
-"""Player -> the moves before its two situations, in the order of `KuhnPoker`'s states."""
+"""Player -> the moves before its two situations, in the order of `Poker`'s states."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,17 @@ class KuhnPokerInWords(LanguageScenario):
         return Random(stable_seed(seed, "kuhn poker", *place)).choice(_words(_moves(dialogue)))
 
     def exact_figures(self, items: Sequence[Deal], probabilities: Probabilities) -> dict[str, float]:
-        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the largest probability of
+        """Values and exploitability over all deals (`Poker.figures`), and ``off_form``: the largest probability of
         a player outside the two words."""
         tables, off_form = self.strategies(probabilities)
-        return {**KuhnPoker().figures(tables), "off_form": off_form}
+        return {**Poker(KUHN).figures(tables), "off_form": off_form}
 
     def strategies(self, probabilities: Probabilities) -> tuple[Tables, float]:
         """((states, moves) of each player, as in dialogues; the largest probability outside the words in any state).
 
         A reply outside the words is retried, and finally passes.
         """
-        tables, most = tuple(torch.zeros(KuhnPoker.num_states, 2, dtype=torch.float64) for _ in PLAYERS), 0.0
+        tables, most = tuple(torch.zeros(Poker(KUHN).num_states, 2, dtype=torch.float64) for _ in PLAYERS), 0.0
         for player, state, dialogue in information_sets():
             agent = PLAYERS[player]
             given = torch.as_tensor(
@@ -138,7 +138,7 @@ def _words(moves: list[str]) -> tuple[str, str]:
 @cache
 def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
     """(deal, moves so far, 1 for a bet or call) -> the pay of the last one, and True if the game is over, by
-    `KuhnPoker.judge`."""
+    `Poker.judge`."""
     made = {}
     for length in (1, 2, 3):
         keys = list(product(range(len(DEALS)), product((0, 1), repeat=length)))
@@ -146,7 +146,7 @@ def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
         for n, (_, moves) in enumerate(keys):
             for r, move in enumerate(moves):
                 move_NRA[n, r, r % 2] = move
-        judged = KuhnPoker().judge(
+        judged = Poker(KUHN).judge(
             torch.tensor([deal for deal, _ in keys]), move_NRA, torch.full((len(keys),), length - 1)
         )
         made |= dict(zip(keys, zip(judged.reward_BA.tolist(), judged.over_B.tolist())))

@@ -13,7 +13,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Judgement, Protocol
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import Game, matrix_game
-from nip_ray.scenarios.matrix_games.kuhn import KuhnPoker
+from nip_ray.scenarios.matrix_games.poker import KUHN, LEDUC, Poker
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.seeding import seeded
 from nip_ray.settings.matrix_games import MatrixAgentSettings, protocol_of
@@ -45,9 +45,8 @@ class MatrixGame(Scenario):
         return obs
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
-        """The player's own moves."""
-        moves = self.game.actions[PLAYERS.index(agent)]
-        return (torch.arange(self.num_symbols, device=self.label_I.device) < moves).expand(len(obs["features"]), 1, -1)
+        """The player's moves that are legal in its state."""
+        return self._legal(agent)[obs["features"].argmax(-1)][:, None]
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
         """By the game's rules."""
@@ -57,7 +56,7 @@ class MatrixGame(Scenario):
         """Tables or small perceptrons, initialised from `seed`."""
         moves = self.game.actions[PLAYERS.index(agent)]
         with seeded(seed):
-            return MatrixAgent(self.agents[agent], self.game.num_states, moves, self.num_symbols)
+            return MatrixAgent(self.agents[agent], moves, self._legal(agent))
 
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """Values, exploitability and the game's other metrics, from the policies' probabilities in all states."""
@@ -75,6 +74,11 @@ class MatrixGame(Scenario):
         policy, _ = network(obs, True, False)
         moves = self.game.actions[PLAYERS.index(agent)]
         return torch.softmax(policy.message[:, 0, :moves].double(), -1).cpu()
+
+    def _legal(self, agent: str) -> Tensor:
+        """(states, symbols) bool: legal moves; the alphabet is that of the player with more moves."""
+        legal_SM = self.game.legal(PLAYERS.index(agent)).to(self.label_I.device)
+        return nn.functional.pad(legal_SM, (0, self.num_symbols - legal_SM.shape[1]))
 
 
 def _moves(said: Dialogue) -> Tensor:
@@ -95,5 +99,6 @@ def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
     for fault in settings.faults():
         raise UserError(f"scenario.{fault}")
     agents = agents_of(protocol, settings.agents, MatrixAgentSettings)
-    game = KuhnPoker() if settings.game == "kuhn_poker" else matrix_game(settings, protocol.max_rounds)
+    rules = {"kuhn_poker": KUHN, "leduc_poker": LEDUC}.get(settings.game)
+    game = matrix_game(settings, protocol.max_rounds) if rules is None else Poker(rules)
     return MatrixGame(protocol, game, agents)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nip_ray.play.core import BatchedPlay
 from nip_ray.protocols import build
 from nip_ray.scenarios.matrix_games.games import Tables
-from nip_ray.scenarios.matrix_games.kuhn import DEALS, KuhnPoker, best_response_value, deal_values
+from nip_ray.scenarios.matrix_games.poker import DEALS, KUHN, Poker
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
 from nip_ray.settings.matrix_games import MatrixGameSettings
 
@@ -92,7 +92,7 @@ def test_every_line_in_every_deal() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1 / 3])
 def test_equilibria_cannot_be_exploited(alpha: float) -> None:
-    figures = KuhnPoker().figures(equilibrium(alpha))
+    figures = Poker(KUHN).figures(equilibrium(alpha))
     assert figures == pytest.approx(
         {"player0/value": -1 / 18, "player1/value": 1 / 18, "exploitability": 0.0}, abs=1e-12
     )
@@ -103,11 +103,11 @@ def test_against_enumeration(seed: int) -> None:
     """Values over all lines; best responses over all 64 pure strategies."""
     tables = (random_policy(2 * seed), random_policy(2 * seed + 1))
     value = slow_value(tables)
-    assert float(deal_values(tables).mean()) == pytest.approx(value)
+    assert float(Poker(KUHN).values(tables).mean()) == pytest.approx(value)
     pure = [policy(list(map(float, bets))) for bets in product((0, 1), repeat=6)]
     best = (max(slow_value((own, tables[1])) for own in pure), max(-slow_value((tables[0], own)) for own in pure))
-    assert best_response_value(0, tables[1]) == pytest.approx(best[0])
-    assert best_response_value(1, tables[0]) == pytest.approx(best[1])
-    figures = KuhnPoker().figures(tables)
+    assert Poker(KUHN).best_response_value(0, tables[1]) == pytest.approx(best[0])
+    assert Poker(KUHN).best_response_value(1, tables[0]) == pytest.approx(best[1])
+    figures = Poker(KUHN).figures(tables)
     assert figures["exploitability"] == pytest.approx((best[0] - value + best[1] + value) / 2)
     assert figures["player0/value"] == -figures["player1/value"] == pytest.approx(value)

@@ -82,7 +82,7 @@ def test_parameters_of_proofs_are_refused(name: str, key: str, value: Any) -> No
         (
             config({"name": "nip"}),
             "protocol.name",
-            "matrix_game is played under the protocol matrix_game or kuhn_poker only",
+            "matrix_game is played under the protocol matrix_game or kuhn_poker or leduc_poker only",
         ),
         (config({"name": "message_game"}), "scenario.name", "played in message_game only"),
         (
