@@ -52,7 +52,7 @@ class AWRLearner(ProtocolLearner):
             "critic": value_loss,
             "entropy": policy.entropy().mean(),
         }  # logged as learn/<agent>/objective ...
-        return Loss(objective + value_loss, metrics)  # logged as learn/<agent>/objective ...
+        return Loss(objective + value_loss, metrics)
 
 
 class AWRConfig(ProtocolAlgorithmConfig):  # an RLlib config, like the built-in ones

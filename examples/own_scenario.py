@@ -29,7 +29,7 @@ class HaystackSettings:
 
     name: Literal["haystack"] = option("haystack", "The task.")
     num_places: int = option(16, "Places where the needle may lie.", ge=2)
-    num_instances: int = option(1000, "Haystacks; every fourth is held out.", ge=8)
+    num_instances: int = option(1000, "Haystacks; the first two of every eight are held out.", ge=8)
     agents: dict[str, MessageAgentSettings] = option(
         dict, "Agent -> its network; `_default` serves the agents not named."
     )
@@ -57,8 +57,8 @@ class Haystack(Scenario):
         return id_I[(id_I % 8 < 2) == (split == "test")]
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """ "features" (N, F): the round; for each place named where `agent` can read it, 1 needle or -1 none; for
-        provers all places."""
+        """Returns "features" (N, F): the round; for each place named where `agent` can read it, 1 needle or -1 none;
+        for provers all places."""
         mine = [self.protocol.channels.index(channel) for channel in self.protocol.sees[agent]]
         named_NRC = said.main[:, :, :, mine, 0].amax(2)  # over writers: -1 without a message
         found_NRC = self.hay_IP[id_N].gather(1, named_NRC.clamp_min(0).flatten(1)).view(named_NRC.shape) * 2 - 1

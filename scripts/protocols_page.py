@@ -141,10 +141,10 @@ Most protocols have equilibria in which the verifier ignores all messages.
 <!-- written by `python scripts/protocols_page.py` from nip_ray/protocols/tables.py and that module's notes -->
 """
 _LEGEND = """
-A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes
-or gives a verdict, `C` writes and chooses its side. Where the episode draws the speaker, each case is drawn. Unless
-stated otherwise verifiers are paid 1 for a correct verdict and -1 for a wrong one, provers 1 for the verdict in the
-table, right or wrong.
+A drawing has a row for every agent and channel that it writes to, and a column for each round, from 1: `o` writes, `V`
+writes or gives a verdict, `C` writes and chooses its side. Where the episode draws the speaker, each case is drawn.
+Unless stated otherwise verifiers are paid 1 for a correct verdict and -1 for a wrong one, provers 1 for the verdict in
+the table, right or wrong.
 
 """
 _USUAL = ("1 for acceptance, right or wrong", "1 for rejection, right or wrong")

@@ -1,4 +1,5 @@
-"""The turn table of a protocol as text: a row for every agent and channel that it writes to, a column for each round.
+"""The turn table of a protocol as text: a row for every agent and channel that it writes to, a column for each round,
+from 1.
 
 `o` writes, `V` writes or gives a verdict that counts, `C` writes and chooses its side. On the right are the other
 readers. If the episode draws who speaks, each possibility is drawn, with an empty line between them.
@@ -20,7 +21,7 @@ def drawing(protocol: Protocol) -> list[str]:
         width = max(map(len, ["round", *names]))
         head = (
             "round".ljust(width)
-            + "".join(f"{r:3}" for r in range(rounds))
+            + "".join(f"{r:3}" for r in range(1, rounds + 1))
             + (" ..." if rounds < protocol.max_rounds else "")
         )
         lines += ([""] if number else []) + [head + "   read by"]
