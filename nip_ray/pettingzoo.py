@@ -169,10 +169,8 @@ def _tasks() -> dict[str, dict[str, Any]]:
     found = {
         game: {"protocol": {"name": "matrix_game"}, "scenario": {"name": "matrix_game", "game": game}} for game in games
     }
-    found["kuhn_poker"] = {
-        "protocol": {"name": "kuhn_poker"},
-        "scenario": {"name": "matrix_game", "game": "kuhn_poker"},
-    }
+    for game in ("kuhn_poker", "leduc_poker"):
+        found[game] = {"protocol": {"name": game}, "scenario": {"name": "matrix_game", "game": game}}
     found |= {name: {"protocol": {"name": name}, "scenario": {"name": name}} for name in ("message_game", "hironaka")}
     proofs = (
         "nip", "adp", "debate", "open_debate", "critique", "mnip", "merlin_arthur", "consultancy", "open_consultancy",

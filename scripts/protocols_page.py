@@ -127,8 +127,8 @@ protocol: {name: debate, sequential: true, max_rounds: 6}
 
 Parameters are the defaults, except in titles. [status.md](status.md) lists which protocols are tested under which
 learning rules, [results.md](results.md) what training reached, [own-protocol](tutorials/own-protocol.md) your own.
-`protocol.payoff` changes single payments ([keys](configuration/protocol.md)). In `matrix_game`, `kuhn_poker` and
-`hironaka` the scenario pays ([games.md](games.md), [hironaka.md](hironaka.md)).
+`protocol.payoff` changes single payments ([keys](configuration/protocol.md)). In `matrix_game`, `kuhn_poker`,
+`leduc_poker` and `hironaka` the scenario pays ([games.md](games.md), [hironaka.md](hironaka.md)).
 
 """
 _SMALL = """

@@ -34,6 +34,7 @@ def tables() -> list[dict[str, dict[str, str]]]:
 
 
 NETWORKS, LANGUAGE, TASKS = tables()
+POKER = ("kuhn_poker", "leduc_poker")
 ROWS = list(NETWORKS)
 
 
@@ -45,7 +46,7 @@ def protocol_of(row: str) -> dict[str, Any]:
 def refused(row: str, task: dict[str, Any], rule: dict[str, Any]) -> bool:
     """A config of this protocol, task and rule is refused."""
     name = row.partition(" ")[0]
-    game = {"game": "kuhn_poker"} if name == "kuhn_poker" and task["name"] == "matrix_game" else {}
+    game = {"game": name} if name in POKER and task["name"] == "matrix_game" else {}
     config: dict[str, Any] = {"protocol": protocol_of(row), "scenario": {**task, **game}, "algorithm": rule}
     if "agents" in task:
         config["providers"] = {"local": {"name": "local"}}
@@ -65,7 +66,7 @@ def own_task(row: str) -> str:
 
 def own_words(row: str) -> str:
     name = row.partition(" ")[0]
-    return "matrix_game" if name == "kuhn_poker" else "state_tracking" if name in SPLIT else "code_validation"
+    return "matrix_game" if name in POKER else "state_tracking" if name in SPLIT else "code_validation"
 
 
 def rule_of(name: str, row: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def rule_of(name: str, row: str) -> dict[str, Any]:
     if name == "solo":
         rule["agent"] = {
             "matrix_game": "player0",
-            "kuhn_poker": "player0",
+            **dict.fromkeys(POKER, "player0"),
             "hironaka": "host",
             "judge_panel": "judge0",
         }.get(row, "verifier")

@@ -11,7 +11,7 @@ from nip_ray.protocols.tables import SHIPPED
 from scripts.protocols_page import ENTRIES, page
 
 ROOT = Path(__file__).parents[2]
-NOT_COMPARED = {"multi_channel_test", "matrix_game", "kuhn_poker", "hironaka"}
+NOT_COMPARED = {"multi_channel_test", "matrix_game", "kuhn_poker", "leduc_poker", "hironaka"}
 """One for tests of masks, and those that their scenario pays."""
 
 
