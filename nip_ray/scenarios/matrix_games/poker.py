@@ -160,7 +160,7 @@ class Poker(Game):
 
     def _grow(self, slot: int, betting: int, paid: tuple[int, int], raises: int, first: bool) -> int:
         """Add the node of this point and all after it; return its number. slot: protocol round. betting: round of
-        betting. paid: by both players. first: nobody has moved in this round of betting."""
+        betting. paid: by both players. first: no player has moved in this round of betting."""
         rules, player = self.rules, slot % 2
         number, node = len(self.nodes), Node(player, betting > 0, {})
         self.nodes.append(node)
