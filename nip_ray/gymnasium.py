@@ -62,6 +62,8 @@ class VectorSeat(VectorEnv[Arrays, Array, Array]):
         greedy: bool = False,
         render_mode: None = None,
     ) -> None:
+        if render_mode is not None:
+            raise UserError(f"render_mode: got {render_mode!r}, but many copies have none; leave it out")
         folder = RunFolder.open(run_dir)
         config = playable(load_stored_config(folder.path / CONFIG))
         found = newest_or(folder, checkpoint, config)
@@ -70,6 +72,7 @@ class VectorSeat(VectorEnv[Arrays, Array, Array]):
         if agent not in scenario.protocol.agents:
             raise UserError(f"agent: got {agent!r}, expected one of {', '.join(scenario.protocol.agents)}")
         self.copies, self.agent, self.num_envs = Copies(scenario, num_envs, split), agent, num_envs
+        self.label = label
         self._keep(label)
         networks = trained(made, found)
         self.noise = torch.Generator()
@@ -82,12 +85,18 @@ class VectorSeat(VectorEnv[Arrays, Array, Array]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
-        """Begin an episode in every copy, and play to the seat's first turn. seed: copy i draws by seed + i, the other
-        agents act by seed. Raises UserError if the seat never has a turn."""
-        if seed is not None:
-            self.noise.manual_seed(stable_seed(seed, "seat"))
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """Begin an episode in every copy, and play to the seat's first turn. seed: copy i draws by seed + i, or by its
+        own of a list; the other agents act by the seed of copy 0. Raises UserError if the seat never has a turn, and
+        for an instance of another label than the seat's."""
         self.copies.reset(seed, options)
+        if self.label is not None and bool((self.copies.play.state.y_B != self.label).any()):
+            raise UserError(f"options.id: expected instances with label {self.label}, as the seat has")
+        first = seed[0] if isinstance(seed, list | tuple) else seed
+        if first is not None:
+            self.noise.manual_seed(stable_seed(first, "seat"))
         self._paid_B = torch.zeros(self.num_envs)
         self._play_to_turns(options)
         return self.observed(), self.facts()
@@ -118,7 +127,7 @@ class VectorSeat(VectorEnv[Arrays, Array, Array]):
         illegal_B = self.copies.illegal[self.agent]
         self._play_on()
         paid_B, self._paid_B = self._paid_B, torch.zeros(self.num_envs)
-        infos = {**self.facts(), "illegal": illegal_B.numpy()}
+        infos = {**self.facts(), "illegal": illegal_B.numpy().copy()}
         return paid_B.numpy(), self.copies.play.over_B.numpy(), self.copies.cut_B.numpy(), infos
 
     def observed(self) -> Arrays:

@@ -8,7 +8,7 @@ Decisions that matter here:
 - each copy has a generator of its own, of seed + its place: its episodes do not depend on when the others end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -43,8 +43,8 @@ class Copies:
         no copies."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
-        if num_copies < 1:
-            raise UserError(f"num_copies: got {num_copies}, expected at least 1")
+        if not isinstance(num_copies, int) or isinstance(num_copies, bool) or num_copies < 1:
+            raise UserError(f"num_copies: got {num_copies!r}, expected a whole number of at least 1")
         self.play, self.protocol, self.num_copies = StaggeredPlay(scenario), scenario.protocol, num_copies
         self.agents = list(self.protocol.agents)
         self.layouts = {agent: layout_of(scenario, agent) for agent in self.agents}
@@ -58,15 +58,16 @@ class Copies:
             agent: gym.spaces.Dict({key: _box(x[0]) for key, x in self.observe(agent).items()}) for agent in self.agents
         }
 
-    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Begin an episode in every copy. seed: copy i draws by seed + i from here on. options: "id" of the instance
-        and "seed" of the episode, numbers or one for each copy; else drawn.
+    def reset(self, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Begin an episode in every copy. seed: copy i draws by seed + i from here on, or by its own of a list.
+        options: "id" of the instance and "seed" of the episode, numbers or one for each copy; else drawn.
 
-        Raises UserError for an unknown instance, and for a protocol that actions alone cannot play.
+        Raises UserError for a seed that is none, an unknown instance, and a protocol that actions alone cannot play.
         """
         refuse_graded(self.protocol)  # not before: batched players need the spaces
-        if seed is not None:
-            self._random = [np.random.default_rng(seed + i) for i in range(self.num_copies)]
+        for copy, own in enumerate(self._seeds(seed)):
+            if own is not None:
+                self._random[copy] = np.random.default_rng(own)
         self._start(*self._episodes(self.all_B, options))
         self.begun = True
 
@@ -133,7 +134,7 @@ class Copies:
             if not bool(turn_B.any()):
                 continue
             copy_N = turn_B.nonzero().flatten()
-            flat_NF = self.checked(agent, actions)[copy_N]
+            flat_NF = self.checked(agent, actions, copy_N)
             for place, (mask_BS, in_play_B) in enumerate(self._factors(agent)):
                 legal_N = mask_BS[copy_N, flat_NF[:, place]]
                 if not bool(legal_N.all()):
@@ -148,8 +149,8 @@ class Copies:
         self._forget()
         return reward_BA
 
-    def checked(self, agent: str, actions: Mapping[str, Any]) -> Tensor:
-        """The actions of `agent` as (B, factors) int64. Raises UserError as `step` does."""
+    def checked(self, agent: str, actions: Mapping[str, Any], copy_N: Tensor) -> Tensor:
+        """The actions of `agent` in the copies `copy_N`, (N, factors) int64. Raises UserError as `step` does."""
         sizes = self.sizes[agent]
         form = (
             f"a whole number below {sizes[0]}"
@@ -159,13 +160,16 @@ class Copies:
         form += "" if self.num_copies == 1 else f", for each of {self.num_copies} copies"
         if agent not in actions:
             raise UserError(f"{agent}: it is its turn and there is no action of it, expected {form}")
-        flat = np.asarray(actions[agent])
-        if flat.dtype.kind not in "iu" or flat.size != self.num_copies * len(sizes):
+        shapes = [(self.num_copies, len(sizes))]
+        shapes += [(self.num_copies,)] if len(sizes) == 1 else []
+        shapes += [(len(sizes),), ()][: 1 + (len(sizes) == 1)] if self.num_copies == 1 else []
+        flat = _array(actions[agent])
+        if flat is None or flat.dtype.kind not in "iu" or flat.shape not in shapes:
             raise UserError(f"{agent}: got the action {actions[agent]!r}, expected {form}")
-        flat_BF = flat.reshape(self.num_copies, len(sizes)).astype(np.int64)
-        if (flat_BF < 0).any() or (flat_BF >= sizes).any():
+        flat_NF = flat.reshape(shapes[0])[copy_N.numpy()].astype(np.int64)
+        if (flat_NF < 0).any() or (flat_NF >= sizes).any():
             raise UserError(f"{agent}: got the action {actions[agent]!r}, expected {form}")
-        return torch.from_numpy(flat_BF)
+        return torch.from_numpy(flat_NF)
 
     def text(self, copy: int = 0) -> str:
         """The episode of a copy so far, one line per round."""
@@ -205,20 +209,28 @@ class Copies:
 
     def _episodes(self, copy_N: Tensor, options: Mapping[str, Any] | None) -> tuple[Tensor, Tensor]:
         """(instances, episode seeds) of copies: as `options` has them, else drawn."""
+        most = {"id": len(self.play.scenario.label_I), "seed": NUM_SEEDS}
+        given = {key: x for key, x in (options or {}).items() if key in most}
+        fixed = {key: self._checked_option(key, x, most[key])[copy_N] for key, x in given.items()}
         generators = [self._random[copy] for copy in copy_N.tolist()]
         drawn = [(own.integers(len(self.instances)), own.integers(NUM_SEEDS)) for own in generators]
         place_N, seed_N = torch.tensor(drawn).unbind(1)
-        found = {"id": self.instances[place_N], "seed": seed_N}
-        for key, most in (("id", len(self.play.scenario.label_I)), ("seed", NUM_SEEDS)):
-            if key in (options or {}):
-                found[key] = self._checked_option(key, (options or {})[key], most)[copy_N]
-        return found["id"], found["seed"]
+        return fixed.get("id", self.instances[place_N]), fixed.get("seed", seed_N)
+
+    def _seeds(self, seed: Any) -> list[int | None]:
+        """A seed for each copy, None where its generator goes on. Raises UserError."""
+        several = isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str)
+        seeds: list[Any] = list(seed) if several else [seed] * self.num_copies
+        fits = all(own is None or (isinstance(own, int | np.integer) and own >= 0) for own in seeds)
+        if len(seeds) != self.num_copies or not fits:
+            raise UserError(f"seed: got {seed!r}, expected a whole number of at least 0, a list of them, or none")
+        return [own if own is None else int(own) + (0 if several else copy) for copy, own in enumerate(seeds)]
 
     def _checked_option(self, key: str, value: Any, most: int) -> Tensor:
         """(B,) int64. Raises UserError unless it is a number in range, or one for each copy."""
-        array = np.asarray(value)
-        fits = array.dtype.kind in "iu" and array.shape in ((), (self.num_copies,))
-        if not fits or ((array < 0) | (array >= most)).any():
+        array = _array(value)
+        fits = array is not None and array.dtype.kind in "iu" and array.shape in ((), (self.num_copies,))
+        if array is None or not fits or ((array < 0) | (array >= most)).any():
             each = "" if self.num_copies == 1 else f", or one for each of {self.num_copies} copies"
             raise UserError(f"options.{key}: got {value!r}, expected a whole number from 0 to {most - 1}{each}")
         return torch.from_numpy(np.broadcast_to(array.astype(np.int64), (self.num_copies,)).copy())
@@ -286,6 +298,14 @@ def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:
 def mask_space(size: int) -> gym.spaces.Box:
     """The space of a mask over `size` choices: a Box, which every library reads (skrl does not read MultiBinary)."""
     return gym.spaces.Box(0, 1, (size,), np.int8)
+
+
+def _array(value: Any) -> Array | None:
+    """`value` as an array; None if it is not one, as a list of lists of several lengths."""
+    try:
+        return np.asarray(value)
+    except (ValueError, RuntimeError):
+        return None
 
 
 def _mask(size: int, in_play_B: Tensor, idle: int) -> Tensor:

@@ -47,4 +47,4 @@ class SinglePlay:
 
     def checked(self, agent: str, actions: Mapping[str, Any]) -> Array:
         """The action of `agent` as a flat array. Raises UserError as `step` does."""
-        return self.copies.checked(agent, actions)[0].numpy()
+        return self.copies.checked(agent, actions, self.copies.all_B)[0].numpy()

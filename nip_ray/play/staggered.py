@@ -47,12 +47,13 @@ class StaggeredPlay(BatchedPlay):
 
     def step_some(self, actions: Mapping[str, tuple[Tensor, Action]], play_B: Tensor) -> StepOutcome:
         """Play one round in the copies where `play_B`; the others wait, and are paid nothing."""
-        before = self.state, self.decision_B, self.position
-        outcome = self.step(actions)
-        if bool(play_B.all()):
-            return outcome
         wait_N = (~play_B).nonzero().flatten()
-        state, decision_B, position = before
+        state, decision_B, position = self.state, self.decision_B, self.position
+        round_N, decision_NA = self.round[wait_N], self.decision_BRA[wait_N, self.round[wait_N]]
+        outcome = self.step(actions)
+        if not len(wait_N):
+            return outcome
+        self.decision_BRA[wait_N, round_N] = decision_NA
         self.state = _put(self.state, wait_N, _rows(state, wait_N))
         self.decision_B = torch.where(play_B, self.decision_B, decision_B)
         if (rules := self.scenario.rules) is not None:

@@ -25,6 +25,9 @@ from tests.tiers import thinned
 COPIES, ROUNDS, SEED = 5, 30, 11
 
 
+MESSAGES = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+
+
 def sampled(env: Any, agent: str, mask: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
     """A legal choice of each factor by a flat mask, as an array."""
     space = env.action_space(agent)
@@ -118,6 +121,9 @@ def test_vector_seats_play_what_seats_play_one_by_one(run: Path, agent: str, mon
         other, *expected, told = one_by_one.step(actions)
         for x, y in zip(found, expected):
             np.testing.assert_allclose(x, y, atol=1e-6)
+        illegal = np.array([told["final_info"]["illegal"][i] if over else told["illegal"][i]
+                            for i, over in enumerate(found[1] | found[2])])  # fmt: skip
+        np.testing.assert_array_equal(infos["illegal"], illegal)
         over = found[1] | found[2]
         if over.any():
             assert infos["_final_obs"].tolist() == told["_final_obs"].tolist() == over.tolist()
@@ -146,6 +152,31 @@ def test_a_driver_learns_in_a_seat(run: Path, tmp_path: Path, autoreset: str) ->
     assert result.metrics["eval/ppo/episodes"] >= 2
 
 
+def test_an_ended_copy_stays_as_it_is_while_others_play_on() -> None:
+    copies = nip_ray.vector.parallel(MESSAGES, 2).copies
+    copies.reset(seed=0)
+    actions = {agent: np.zeros((2, len(copies.sizes[agent])), int) for agent in copies.agents}
+    while not bool(copies.play.over_B[0]):
+        copies.step(actions, torch.tensor([True, False]))
+    ended = copies.text(0)
+    copies.step(actions)
+    assert copies.text(0) == ended
+    assert copies.text(1) != ended
+
+
+def test_a_list_of_seeds_is_one_for_each_copy() -> None:
+    env = nip_ray.vector.parallel(MESSAGES, 3)
+    _, told = env.reset(seed=[7, None, 5])
+    assert told["instance"][0] == nip_ray.vector.parallel(MESSAGES, 1).reset(seed=7)[1]["instance"][0]
+    assert told["instance"][2] == nip_ray.vector.parallel(MESSAGES, 1).reset(seed=5)[1]["instance"][0]
+
+
+def test_rows_without_a_turn_may_hold_anything() -> None:
+    env = begun()
+    _, rewards, *_ = env.step({"player0": np.array([0, 1, 0]), "player1": np.array([-1, 99, -1])})
+    assert rewards["player0"].tolist() == [0, 0, 0]
+
+
 def begun() -> Any:
     env = nip_ray.vector.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], 3)
     env.reset(seed=0)
@@ -155,8 +186,14 @@ def begun() -> Any:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: nip_ray.vector.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], 0), "num_copies: got 0, expected at least"),
+        (lambda: nip_ray.vector.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], 0), "num_copies: got 0, expected a whole"),
         (lambda: begun().step({"player0": np.zeros(2, int)}), "player0: got the action .* for each of 3 copies"),
+        (lambda: begun().step({"player0": np.zeros((1, 3), int)}), "player0: got the action .* for each of 3 copies"),
+        (lambda: begun().step({"player0": [[0], [0, 1], [0]]}), "player0: got the action"),
+        (lambda: begun().step({"dealer": np.zeros(3, int)}), "step: there are actions of dealer, expected only"),
+        (lambda: begun().reset(seed=-1), "seed: got -1, expected a whole number of at least 0"),
+        (lambda: begun().reset(seed=[1, 2]), r"seed: got \[1, 2\], expected a whole number"),
+        (lambda: begun().reset(options={"id": [[0], [1, 2]]}), "options.id: got"),
         (lambda: begun().reset(options={"id": [0, 1, 9]}), r"options.id: got \[0, 1, 9\], expected a whole number"),
     ],
 )  # fmt: skip

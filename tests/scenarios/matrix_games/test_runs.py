@@ -41,7 +41,7 @@ def small(game: str, **changes: Any) -> Any:
     return config_from_dict({**data, **changes})
 
 
-@pytest.fixture(scope="module", params=["kuhn_poker", "prisoners_dilemma"])
+@pytest.fixture(scope="module", params=["kuhn_poker", "leduc_poker", "prisoners_dilemma"])
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ExperimentResult]:
     game = request.param
     return game, run_experiment(small(game), tmp_path_factory.mktemp("runs") / "run", quiet=True)
@@ -61,7 +61,7 @@ def test_metrics_have_exact_figures_and_no_verdicts(finished: tuple[str, Experim
         assert ("eval/exploitability" in row) == (row["iteration"] % 2 == 0)
     assert {"eval/player0/value", "eval/player0/return", "eval_sampled/player1/return"} <= rows[-1].keys()
     assert rows[1]["eval/exploitability"] != rows[3]["eval/exploitability"]
-    assert "exploitability 0." in headline(rows[-1])
+    assert "exploitability " in headline(rows[-1])
 
 
 def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None:
@@ -97,11 +97,18 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("name", "figure"), [("kuhn_poker", "eval/exploitability"), ("matching_pennies", "eval/distance_to_nash")]
+    ("name", "metric", "most"),
+    [
+        ("kuhn_poker", "eval/exploitability", 0.05),
+        ("leduc_poker", "eval/exploitability", 0.25),
+        ("matching_pennies", "eval/distance_to_nash", 0.05),
+    ],
 )
-def test_self_play_comes_to_rest_near_an_equilibrium(name: str, figure: str, seed: int, tmp_path: Path) -> None:
+def test_self_play_comes_to_rest_near_an_equilibrium(
+    name: str, metric: str, most: float, seed: int, tmp_path: Path
+) -> None:
     config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "runtime.num_threads=1"])
-    assert run_experiment(config, tmp_path / "run", quiet=True).metrics[figure] <= 0.05
+    assert run_experiment(config, tmp_path / "run", quiet=True).metrics[metric] <= most
 
 
 def exploitabilities(name: str, *settings: str) -> tuple[list[float], float]:
