@@ -154,8 +154,7 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
         self.single.refuse_unbegun()
         if not self.agents:
             raise UserError("step: the episode is over, reset() begins another")
-        if unknown := sorted(set(actions) - set(self.agents)):
-            raise UserError(f"step: there are actions of {', '.join(unknown)}, expected only {', '.join(self.agents)}")
+        self.single.copies.refuse_unknown(actions)
         rewards = self.single.step(actions)
         seen, ends = {agent: self.observe(agent) for agent in self.agents}, self._ends()
         if self.single.play.finished:

@@ -21,7 +21,6 @@ from gymnasium import spaces
 
 from nip_ray.environments.copies import Array, Arrays, Copies, action_space, mask_space
 from nip_ray.environments.experiment import AnyConfig, experiment_of
-from nip_ray.errors import UserError
 from nip_ray.rllib.shared import scenario_of
 
 Observation = dict[str, Any]
@@ -71,10 +70,7 @@ class VectorParallel:
         observations (N, ...).
         """
         copies = self.copies
-        if unknown := sorted(set(actions) - set(copies.agents)):
-            raise UserError(
-                f"step: there are actions of {', '.join(unknown)}, expected only {', '.join(copies.agents)}"
-            )
+        copies.refuse_unknown(actions)
         reward_BA = copies.step(actions).numpy()
         over_B, cut_B, facts = copies.play.over_B, copies.cut_B, {k: x.copy() for k, x in copies.facts().items()}
         infos = self._infos(facts)

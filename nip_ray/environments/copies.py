@@ -84,6 +84,11 @@ class Copies:
         if not self.begun:
             raise UserError("step: no episode has begun, expected a call of reset() first")
 
+    def refuse_unknown(self, actions: Mapping[str, Any]) -> None:
+        """Raise UserError for actions of agents that the protocol does not have."""
+        if unknown := sorted(set(actions) - set(self.agents)):
+            raise UserError(f"step: there are actions of {', '.join(unknown)}, expected only {', '.join(self.agents)}")
+
     def turn_B(self, agent: str) -> Tensor:
         """(B,) bool: the copies in which `agent` has a turn."""
         return self.play.turn_B(agent)

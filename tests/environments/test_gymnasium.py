@@ -14,19 +14,8 @@ import nip_ray.gymnasium as seats
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import VERDICTS
-from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import small, write_small
-
-SMALL = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40", "scenario.kernels=torch")
-# in every round
-PAID = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")
-
-
-@pytest.fixture(scope="module", params=["consultancy", "debate"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small(*SMALL, *PAID, f"protocol.name={request.param}")
-    return run_experiment(config, tmp_path_factory.mktemp("runs") / request.param, quiet=True).run_dir
+from tests.runs.small import write_small
 
 
 def seat(run: Path, agent: str = "prover0", **options: Any) -> seats.Seat:

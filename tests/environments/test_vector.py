@@ -17,9 +17,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.drivers.runner import run_runner
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Uniform
-from nip_ray.runs.experiment import run_experiment
 from tests.environments.test_pettingzoo import CONFIGS
-from tests.runs.small import small
 from tests.tiers import thinned
 
 COPIES, ROUNDS, SEED = 5, 30, 11
@@ -74,14 +72,6 @@ def test_copies_play_the_episodes_of_environments_of_their_own(config: Experimen
                 last, ended = one.reset()[0], ended + 1
             expected[i] = last
     assert ended >= COPIES
-
-
-@pytest.fixture(scope="module", params=["consultancy", "debate"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40", "scenario.kernels=torch")
-    paid = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")
-    config = small(*settings, *paid, f"protocol.name={request.param}")
-    return run_experiment(config, tmp_path_factory.mktemp("runs") / request.param, quiet=True).run_dir
 
 
 class Fond(Uniform):
