@@ -149,7 +149,7 @@ def test_clipping_is_that_of_each_decision() -> None:
                 ratio = math.exp(float(policy.normalised().decision.detach()[row, code])) / before  # type: ignore[index]
                 bounded = min(max(ratio, 0.8), 1.2)
                 total += before * min(ratio * float(pay[row, code]), bounded * float(pay[row, code]))
-        assert float(found[row]) == pytest.approx(-total)
+        assert float(found.detach()[row]) == pytest.approx(-total)
 
 
 def test_a_decision_that_is_known_settles_a_turn() -> None:
