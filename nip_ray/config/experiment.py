@@ -198,7 +198,7 @@ class ExperimentConfig(Experiment):
         {}, description="Agent -> agent of another run to take weights from."
     )
     search: SearchSettings | None = Field(
-        None, description="Provers that try their messages before they speak (none: nobody does)."
+        None, description="Provers that try their messages before they speak (none: without)."
     )
     pretraining: PretrainingSettings = Field(
         PretrainingSettings(), description="Supervised training of bodies before the experiment."

@@ -73,7 +73,8 @@ def _who_meets(config: ExperimentConfig | TextExperimentConfig, pool: OpponentSe
         elif pool.agents is not None and pool.agents.count(agent) > 1:
             yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name each once"
     if len(learners) < 2:
-        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so there are no past opponents, leave it out"
+        who = f"only {learners[0]} learns" if learners else "no agent learns"
+        yield f"opponents: {who}, so there are no past opponents, leave it out"
     if isinstance(config, ExperimentConfig):
         total, unit, key = config.play.num_copies, "copies", "play.num_copies"
     else:

@@ -23,7 +23,7 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, float]:

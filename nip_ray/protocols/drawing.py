@@ -30,7 +30,7 @@ def drawing(protocol: Protocol) -> list[str]:
             marks = ["  " + (_mark(protocol, agent, r) if pair in spoken[r] else ".") for r in range(rounds)]
             readers = [other for other in protocol.agents if other != agent and channel in protocol.sees[other]]
             row = name.ljust(width) + "".join(marks)
-            lines.append(row.ljust(len(head)) + "   " + (", ".join(readers) or "nobody"))
+            lines.append(row.ljust(len(head)) + "   " + (", ".join(readers) or "none"))
     return lines
 
 

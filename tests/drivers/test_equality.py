@@ -80,7 +80,8 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(
         evaluated = driver.evaluate(30)
         ray.kill(driver._seats[1]._actor)
         with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
-            driver.evaluate(30)
+            for _ in range(100):  # a killed process may still answer for a moment
+                driver.evaluate(30)
     finally:
         driver.close()
     again = SequentialDriver(environment, learners, quiet(48), seed=5)

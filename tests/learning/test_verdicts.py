@@ -149,7 +149,7 @@ def test_clipping_is_that_of_each_decision() -> None:
                 ratio = math.exp(float(policy.normalised().decision.detach()[row, code])) / before  # type: ignore[index]
                 bounded = min(max(ratio, 0.8), 1.2)
                 total += before * min(ratio * float(pay[row, code]), bounded * float(pay[row, code]))
-        assert float(found[row]) == pytest.approx(-total)
+        assert float(found.detach()[row]) == pytest.approx(-total)
 
 
 def test_a_decision_that_is_known_settles_a_turn() -> None:
@@ -171,7 +171,7 @@ def test_imitation_is_the_divergence_from_what_was_found() -> None:
     log_policy = LogPolicy(torch.log_softmax(logits, -1), None, None, torch.ones(2, 1, dtype=torch.bool), None)
     found = imitation(log_policy, taught)
     chance = torch.softmax(logits[0, 0, :2], -1)
-    assert float(found[0]) == pytest.approx(
+    assert float(found.detach()[0]) == pytest.approx(
         float((taught[0, 0, :2] * (taught[0, 0, :2] / chance).log()).sum()), abs=1e-6
     )
     torch.testing.assert_close(imitation(log_policy, 3 * taught), found)
