@@ -1,0 +1,268 @@
+"""nip_ray beside its peers: each in an environment of its own, the same work, in turns with ours.
+
+    make peers                                            # all of it, at most two hours
+    python benchmarks/peers.py run --only B1 --peers skrl # some of it
+    python benchmarks/peers.py page                       # docs/peers.md from the recorded pairs
+
+Decisions that matter here:
+- a pair is one process of the peer and one of ours with the same seed, on one thread, one after the other; the next
+  pair has the other order. The interval is that of `benchmarks/gate.py`;
+- every pair is in `benchmarks/peers.json` when it ends, with versions, commands, machine and the yardstick before it.
+  Recorded pairs are not run again, so an interrupted command continues. A peer that does not install or fails is a row
+  with the error, which is tried again;
+- environments are in `.venv-peers`, made by uv where it is on the path. No cell begins after --hours;
+- a script of `benchmarks/peers` is what a user would write, and prints one line of JSON; its lines of code are counted,
+  without those of the stopwatch. Ours is a config, whose lines are counted alike.
+"""
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _common import ROOT, machine, yardstick_ms
+
+HERE = ROOT / "benchmarks" / "peers"
+RECORD = ROOT / "benchmarks" / "peers.json"
+VENVS = ROOT / ".venv-peers"
+LIMIT_S = 420.0
+"""Of one process."""
+TORCH = "torch==2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+DOOR = f"-e {ROOT}"
+DOOR_ZOO = f"-e {ROOT}[pettingzoo]"
+
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "rllib": (TORCH, "ray[rllib]==2.60.0", DOOR),
+    "torchrl": (TORCH, "torchrl==0.14.1", DOOR),
+    "skrl": (TORCH, "skrl==2.1.1", "tensorboard", DOOR),
+    "benchmarl": (TORCH, "benchmarl==1.5.2", DOOR),
+    "tianshou": (TORCH, "tianshou==2.0.1", DOOR_ZOO),
+    "sb3": (TORCH, "stable-baselines3==2.9.2", DOOR),
+    "openspiel": (TORCH, "open_spiel==2.0.2"),
+    "jaxmarl": ("jaxmarl==0.2.0",),
+    "trl": (TORCH, "trl==1.16.0"),
+    "comlrl": (TORCH, "comlrl==1.4.3"),
+}
+"""Environment -> its requirements."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A peer in a bench. script, ours: files of benchmarks/peers with their arguments; config: what a user of ours
+    writes. needs_run: both take `--run FOLDER`, of a trained message game."""
+
+    bench: str
+    peer: str
+    environment: str
+    script: Sequence[str]
+    ours: Sequence[str]
+    config: str = "message_game.yaml"
+    pairs: int = 5
+    needs_run: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its key in the record."""
+        return f"{self.bench} {self.peer}"
+
+
+GAME = ("message_game_nip_ray.py", "--seconds", "10", "--cap", "60")
+CELLS = [
+    Cell("B1", "Stable-Baselines3, one seat", "sb3", ("message_game_sb3.py", *GAME[1:]), GAME, needs_run=True),
+    Cell("B1", "skrl", "skrl", ("message_game_skrl.py", *GAME[1:]), GAME),
+    Cell("B1", "TorchRL", "torchrl", ("message_game_torchrl.py", *GAME[1:]), GAME),
+    Cell("B1", "BenchMARL", "benchmarl", ("message_game_benchmarl.py", *GAME[1:]), GAME),
+    Cell("B1", "RLlib", "rllib", ("message_game_rllib.py", *GAME[1:]), GAME),
+]
+
+
+@dataclass
+class Row:
+    """What is recorded of a cell."""
+
+    bench: str
+    peer: str
+    requirements: list[str]
+    command: str
+    ours: str
+    machine: str
+    lines: dict[str, int]
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+
+
+def main() -> None:
+    """Run, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "page"))
+    parser.add_argument("--only", nargs="+", help="Benches, such as B1.")
+    parser.add_argument("--peers", nargs="+", help="Peers, by a part of their names.")
+    parser.add_argument("--pairs", type=int, help="Pairs of each cell, in place of its own number.")
+    parser.add_argument("--hours", type=float, default=2.0, help="No cell begins later.")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    options = parser.parse_args()
+    if options.command == "run":
+        wanted = [cell for cell in CELLS if not options.only or cell.bench in options.only]
+        named = [part.lower() for part in options.peers or [""]]
+        wanted = [cell for cell in wanted if any(part in cell.peer.lower() for part in named)]
+        run(wanted, options.record, options.hours, options.pairs)
+    else:
+        from _peers_page import write_page
+
+        write_page(recorded(options.record))
+
+
+def run(cells: Sequence[Cell], record: Path, hours: float, pairs: int | None = None) -> None:
+    """Add the missing pairs of each cell."""
+    end = time.monotonic() + hours * 3600
+    for cell in cells:
+        known = recorded(record).get(cell.name)
+        wanted = pairs or cell.pairs
+        if known is not None and len(known["pairs"]) >= wanted:
+            continue
+        if time.monotonic() > end:
+            print(f"{cell.name}: left for the next run, {hours:g} hours are over", flush=True)
+            continue
+        row = new_row(cell)
+        if known is not None and same_work(known, row):
+            row.pairs = known["pairs"]
+        try:
+            python = environment(cell.environment)
+            more = ("--run", str(trained_run())) if cell.needs_run else ()
+            while len(row.pairs) < wanted:
+                row.pairs.append(pair(cell, python, len(row.pairs), more))
+                keep(record, cell.name, row)
+                print(cell.name, told(row.pairs[-1]), flush=True)
+        except RuntimeError as error:
+            row.error = str(error)
+            print(f"{cell.name}: {str(error)[-300:]}", flush=True)
+        keep(record, cell.name, row)
+
+
+def new_row(cell: Cell) -> Row:
+    """A row without pairs."""
+    shown = [part.replace(f"{ROOT}", ".") for part in ENVIRONMENTS[cell.environment]]
+    command = f".venv-peers/{cell.environment}/bin/python benchmarks/peers/{' '.join(cell.script)}"
+    ours = f"python benchmarks/peers/{' '.join(cell.ours)}"
+    lines = {"peer": lines_of_code(HERE / cell.script[0]), "ours": lines_of_config(cell.config)}
+    return Row(cell.bench, cell.peer, shown, command, ours, machine(), lines)
+
+
+def same_work(known: dict[str, Any], row: Row) -> bool:
+    """True if recorded pairs are of the same commands and versions."""
+    return all(known[key] == getattr(row, key) for key in ("requirements", "command", "ours"))
+
+
+def pair(cell: Cell, python: Path, number: int, more: Sequence[str]) -> dict[str, Any]:
+    """One process of each, of seed `number`."""
+    found: dict[str, Any] = {"yardstick_ms": round(yardstick_ms(), 1), "load": round(os.getloadavg()[0], 1)}
+    sides = {"peer": (python, cell.script), "ours": (Path(sys.executable), cell.ours)}
+    for side in sorted(sides, reverse=number % 2 == 0):
+        interpreter, (script, *arguments) = sides[side]
+        found[side] = result_of([str(interpreter), str(HERE / script), *arguments, "--seed", str(number), *more])
+    return found
+
+
+def result_of(command: Sequence[str]) -> dict[str, Any]:
+    """The last line of JSON that a script prints. Raises RuntimeError with the end of its output if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
+    environment |= {"PEERS_REFEREE": str(VENVS / "openspiel" / "bin" / "python"), "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{command[1]}: no result in {LIMIT_S:.0f} s") from None
+    rows = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not rows:
+        raise RuntimeError(f"{Path(command[1]).name}: {(done.stderr or done.stdout)[-1500:]}")
+    return json.loads(rows[-1])
+
+
+def environment(name: str) -> Path:
+    """The interpreter of a peer's environment, which is made unless it is there. Raises RuntimeError with the end of the
+    installer's output."""
+    python, done = VENVS / name / "bin" / "python", VENVS / name / ".installed"
+    wanted = "\n".join(ENVIRONMENTS[name])
+    if done.exists() and done.read_text() == wanted:
+        return python
+    parts = [part for requirement in ENVIRONMENTS[name] for part in requirement.split(" ")]
+    uv = shutil.which("uv")
+    if uv:
+        commands = [[uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(python.parents[1])]]
+        install = [uv, "pip", "install", "--quiet", "--python", str(python)]
+        tries = [[*install, "--torch-backend", "cpu", *parts], [*install, *parts]]  # the index of CPU builds may be away
+    else:
+        commands = [[sys.executable, "-m", "venv", "--clear", str(python.parents[1])]]
+        tries = [[str(python), "-m", "pip", "install", "-qq", "--extra-index-url", CPU_INDEX, *parts]]
+    for command in commands:
+        subprocess.run(command, check=True, capture_output=True)
+    for command in tries:
+        made = subprocess.run(command, capture_output=True, text=True)
+        if made.returncode == 0:
+            done.write_text(wanted)
+            return python
+    raise RuntimeError(f"does not install: {made.stderr[-1500:]}")
+
+
+def trained_run() -> Path:
+    """A run of the message game, whose prover is in the other seat; made once."""
+    folder = VENVS / "message_game"
+    if not (folder / "run.json").exists() or not json.loads((folder / "run.json").read_text()).get("finished"):
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "nip_ray.cli", "train", str(ROOT / "tune_configs" / "message_game.yaml")]
+        command += ["--run-dir", str(folder), "--quiet", "--set", "runtime.num_threads=1"]
+        made = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        if made.returncode:
+            raise RuntimeError(f"no run of the message game: {made.stderr[-1500:]}")
+    return folder
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines with code, without docstrings, and without those of the stopwatch."""
+    text = path.read_text()
+    lines = text.splitlines()
+    strings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code = [line.strip() for number, line in enumerate(lines, 1) if number not in strings]
+    return sum(bool(line) and not line.startswith("#") and "clock" not in line.lower() for line in code)
+
+
+def lines_of_config(name: str) -> int:
+    """Lines with a key."""
+    lines = (line.strip() for line in (ROOT / "tune_configs" / name).read_text().splitlines())
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def told(found: dict[str, Any]) -> str:
+    """One line on a pair."""
+    return json.dumps({side: {key: found[side].get(key) for key in SHOWN} for side in ("peer", "ours")})
+
+
+SHOWN = ("steps_per_s", "solved_s", "score")
+
+
+def recorded(record: Path) -> dict[str, dict[str, Any]]:
+    """Cell -> its row."""
+    return json.loads(record.read_text()) if record.exists() else {}
+
+
+def keep(record: Path, name: str, row: Row) -> None:
+    """Write a row; a reader never sees half a file."""
+    rows = dict(sorted({**recorded(record), name: asdict(row)}.items()))
+    part = record.with_suffix(".part")
+    part.write_text(json.dumps(rows, indent=1) + "\n")
+    part.replace(record)
+
+
+if __name__ == "__main__":
+    main()
