@@ -58,7 +58,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class Cell:
     """A peer in a bench. script, ours: files of benchmarks/peers with their arguments; config: what a user of ours
-    writes. needs_run: both take `--run FOLDER`, of a trained message game."""
+    writes, if not that script. needs: both take `--run FOLDER`, a trained "run" of the message game or a tiny language "model"."""
 
     bench: str
     peer: str
@@ -67,7 +67,7 @@ class Cell:
     ours: Sequence[str]
     config: str = "message_game.yaml"
     pairs: int = 5
-    needs_run: bool = False
+    needs: str = ""
 
     @property
     def name(self) -> str:
@@ -76,13 +76,49 @@ class Cell:
 
 
 GAME = ("message_game_nip_ray.py", "--seconds", "10", "--cap", "60")
+SEEDS = ("--seconds", "10", "--cap", "90")
+CARTPOLE = ("--seconds", "10", "--cap", "60", "--bar", "475")
+WORDS = ("--seconds", "10", "--cap", "60", "--bar", "0.95")
+POLE = "runner_cartpole.yaml"
+SHORT_LEDUC = "algorithm.lr=0.03,play.num_copies=600,algorithm.minibatch_size=4800"
+"""The shipped config is for ten minutes."""
 CELLS = [
-    Cell("B1", "Stable-Baselines3, one seat", "sb3", ("message_game_sb3.py", *GAME[1:]), GAME, needs_run=True),
+    Cell("B1", "Stable-Baselines3, one seat", "sb3", ("message_game_sb3.py", *GAME[1:]), GAME, needs="run"),
     Cell("B1", "skrl", "skrl", ("message_game_skrl.py", *GAME[1:]), GAME),
     Cell("B1", "TorchRL", "torchrl", ("message_game_torchrl.py", *GAME[1:]), GAME),
     Cell("B1", "BenchMARL", "benchmarl", ("message_game_benchmarl.py", *GAME[1:]), GAME),
-    Cell("B1", "RLlib", "rllib", ("message_game_rllib.py", *GAME[1:]), GAME),
-]
+    Cell("B1", "RLlib", "rllib", ("message_game_rllib.py", *GAME[1:]), GAME, pairs=3),
+    *(
+        Cell(
+            "B2", f"OpenSpiel, {peer}, {name}", "openspiel",
+            ("poker_openspiel.py", "--game", game, "--seconds", seconds, "--variant", variant),
+            ("poker_nip_ray.py", "--game", game, "--seconds", seconds, *more), f"{game}.yaml",
+        )  # fmt: skip
+        for game, name, seconds, more in (
+            ("kuhn_poker", "Kuhn", "20", ()),
+            ("leduc_poker", "Leduc", "40", ("--variant", SHORT_LEDUC)),
+        )
+        for peer, variant in (("CFR", "cfr"), ("PPO", "ppo"))
+    ),
+    Cell("B6", "Stable-Baselines3, PPO", "sb3", ("cartpole_sb3.py", *CARTPOLE), ("cartpole_nip_ray.py", *CARTPOLE), POLE),
+    Cell("B6", "CleanRL's script, PPO", "skrl", ("cartpole_cleanrl.py", *CARTPOLE), ("cartpole_nip_ray.py", *CARTPOLE), POLE),
+    *(
+        Cell(
+            "B6", f"skrl, {shown}", "skrl", ("cartpole_skrl.py", *CARTPOLE, "--variant", variant),
+            ("cartpole_nip_ray.py", *CARTPOLE, "--variant", variant), POLE,
+        )  # fmt: skip
+        for shown, variant in (("sequential, PPO", "sequential"), ("step, PPO", "step"), ("sequential, DQN", "dqn"))
+    ),
+    Cell(
+        "B6", "Stable-Baselines3, DQN", "sb3", ("cartpole_sb3.py", *CARTPOLE, "--variant", "dqn"),
+        ("cartpole_nip_ray.py", *CARTPOLE, "--variant", "dqn"), POLE,
+    ),
+    Cell("B4", "JaxMARL, 8 seeds", "jaxmarl", ("message_game_jaxmarl.py", *SEEDS), ("seeds_nip_ray.py", *SEEDS)),
+    Cell(
+        "B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "",
+        needs="model",
+    ),
+]  # fmt: skip
 
 
 @dataclass
@@ -137,7 +173,7 @@ def run(cells: Sequence[Cell], record: Path, hours: float, pairs: int | None = N
             row.pairs = known["pairs"]
         try:
             python = environment(cell.environment)
-            more = ("--run", str(trained_run())) if cell.needs_run else ()
+            more = ("--run", str(NEEDS[cell.needs]())) if cell.needs else ()
             while len(row.pairs) < wanted:
                 row.pairs.append(pair(cell, python, len(row.pairs), more))
                 keep(record, cell.name, row)
@@ -153,7 +189,8 @@ def new_row(cell: Cell) -> Row:
     shown = [part.replace(f"{ROOT}", ".") for part in ENVIRONMENTS[cell.environment]]
     command = f".venv-peers/{cell.environment}/bin/python benchmarks/peers/{' '.join(cell.script)}"
     ours = f"python benchmarks/peers/{' '.join(cell.ours)}"
-    lines = {"peer": lines_of_code(HERE / cell.script[0]), "ours": lines_of_config(cell.config)}
+    ours_lines = lines_of_config(cell.config) if cell.config else lines_of_code(HERE / cell.ours[0])
+    lines = {"peer": lines_of_code(HERE / cell.script[0]), "ours": ours_lines}
     return Row(cell.bench, cell.peer, shown, command, ours, machine(), lines)
 
 
@@ -175,6 +212,7 @@ def pair(cell: Cell, python: Path, number: int, more: Sequence[str]) -> dict[str
 def result_of(command: Sequence[str]) -> dict[str, Any]:
     """The last line of JSON that a script prints. Raises RuntimeError with the end of its output if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
+    environment |= {"HF_HUB_OFFLINE": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environment |= {"PEERS_REFEREE": str(VENVS / "openspiel" / "bin" / "python"), "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, cwd=ROOT)
@@ -198,7 +236,10 @@ def environment(name: str) -> Path:
     if uv:
         commands = [[uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(python.parents[1])]]
         install = [uv, "pip", "install", "--quiet", "--python", str(python)]
-        tries = [[*install, "--torch-backend", "cpu", *parts], [*install, *parts]]  # the index of CPU builds may be away
+        tries = [
+            [*install, "--torch-backend", "cpu", *parts],
+            [*install, *parts],
+        ]  # the index of CPU builds may be away
     else:
         commands = [[sys.executable, "-m", "venv", "--clear", str(python.parents[1])]]
         tries = [[str(python), "-m", "pip", "install", "-qq", "--extra-index-url", CPU_INDEX, *parts]]
@@ -225,6 +266,20 @@ def trained_run() -> Path:
     return folder
 
 
+def tiny_model() -> Path:
+    """The language model of benchmarks/policy_gradient.py; written once."""
+    folder = VENVS / "tiny_model"
+    if not (folder / "tokenizer.json").exists():
+        from policy_gradient import write_model
+
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder)
+    return folder
+
+
+NEEDS = {"run": trained_run, "model": tiny_model}
+
+
 def lines_of_code(path: Path) -> int:
     """Lines with code, without docstrings, and without those of the stopwatch."""
     text = path.read_text()
@@ -245,10 +300,12 @@ def lines_of_config(name: str) -> int:
 
 def told(found: dict[str, Any]) -> str:
     """One line on a pair."""
-    return json.dumps({side: {key: found[side].get(key) for key in SHOWN} for side in ("peer", "ours")})
+    return json.dumps(
+        {side: {key: found[side][key] for key in SHOWN if key in found[side]} for side in ("peer", "ours")}
+    )
 
 
-SHOWN = ("steps_per_s", "solved_s", "score")
+SHOWN = ("steps_per_s", "solved_s", "score", "to_0.05", "final")
 
 
 def recorded(record: Path) -> dict[str, dict[str, Any]]:

@@ -12,17 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 WINDOW = 512
-"""Episodes whose mean return counts."""
 
 
 class Clock:
-    """Times learning: its speed without the first iteration, and the seconds until the mean return of the last 512
+    """Times learning: its speed without the first iteration, and the seconds until the mean return of the last
     episodes, sampled as in training, reaches --bar.
 
-    packages: those whose versions are reported.
+    packages: those whose versions are reported. window: episodes whose mean counts.
     """
 
-    def __init__(self, *packages: str) -> None:
+    def __init__(self, *packages: str, window: int = WINDOW) -> None:
         parser = argparse.ArgumentParser()
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--seconds", type=float, default=10.0, help="The least time of learning.")
@@ -34,7 +33,7 @@ class Clock:
         self.seed, self.run, self.variant = arguments.seed, arguments.run, arguments.variant
         self.least, self.cap, self.bar = arguments.seconds, arguments.cap, arguments.bar
         self.versions = {package: importlib.metadata.version(package) for package in packages}
-        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.returns: deque[float] = deque(maxlen=window)
         self.steps = self.iterations = self.steps_before = 0
         self.solved: tuple[float, int] | None = None
         self.begun = self.warm = self.inside = 0.0
@@ -65,8 +64,8 @@ class Clock:
         self.returns.extend(float(one) for one in returns)
         if self.iterations == 1:
             self.warm, self.steps_before = now, self.steps
-        full = len(self.returns) == WINDOW
-        if self.solved is None and full and sum(self.returns) / WINDOW >= self.bar:
+        full = len(self.returns) == self.returns.maxlen
+        if self.solved is None and full and sum(self.returns) / len(self.returns) >= self.bar:
             self.solved = now - self.begun, self.steps
         taken = now - self.begun
         self.last = now

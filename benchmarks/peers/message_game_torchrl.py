@@ -133,7 +133,9 @@ clock.start()
 for played in collector:
     with torch.no_grad():
         for loss in losses.values():
-            loss.value_estimator(played, params=loss.critic_network_params, target_params=loss.target_critic_network_params)
+            loss.value_estimator(
+                played, params=loss.critic_network_params, target_params=loss.target_critic_network_params
+            )
     buffer.empty()
     buffer.extend(played.reshape(-1))
     for _ in range(EPOCHS):
