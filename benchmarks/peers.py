@@ -38,14 +38,13 @@ LIMIT_S = 420.0
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DOOR = f"-e {ROOT}"
-DOOR_ZOO = f"-e {ROOT}[pettingzoo]"
 
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "rllib": (TORCH, "ray[rllib]==2.60.0", DOOR),
     "torchrl": (TORCH, "torchrl==0.14.1", DOOR),
     "skrl": (TORCH, "skrl==2.1.1", "tensorboard", DOOR),
     "benchmarl": (TORCH, "benchmarl==1.5.2", DOOR),
-    "tianshou": (TORCH, "tianshou==2.0.1", DOOR_ZOO),
+    "tianshou": (TORCH, "tianshou==2.0.1", DOOR),
     "sb3": (TORCH, "stable-baselines3==2.9.2", DOOR),
     "openspiel": (TORCH, "open_spiel==2.0.2"),
     "jaxmarl": ("jaxmarl==0.2.0",),
@@ -57,8 +56,9 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A peer in a bench. script, ours: files of benchmarks/peers with their arguments; config: what a user of ours
-    writes, if not that script. needs: both take `--run FOLDER`, a trained "run" of the message game or a tiny language "model"."""
+    """A peer in a bench. script, ours: files of benchmarks/peers with their arguments. config: what a user of ours
+    writes, if not that script. needs: both take `--run FOLDER`, a trained "run" of the message game or a tiny language
+    "model"."""
 
     bench: str
     peer: str
@@ -75,50 +75,54 @@ class Cell:
         return f"{self.bench} {self.peer}"
 
 
-GAME = ("message_game_nip_ray.py", "--seconds", "10", "--cap", "60")
-SEEDS = ("--seconds", "10", "--cap", "90")
-CARTPOLE = ("--seconds", "10", "--cap", "60", "--bar", "475")
-WORDS = ("--seconds", "10", "--cap", "60", "--bar", "0.95")
-POLE = "runner_cartpole.yaml"
+LIMITS = ("--seconds", "10", "--cap", "60")
 SHORT_LEDUC = "algorithm.lr=0.03,play.num_copies=600,algorithm.minibatch_size=4800"
 """The shipped config is for ten minutes."""
+
+
+def game(peer: str, name: str, **more: Any) -> Cell:
+    """The message game."""
+    ours = ("message_game_nip_ray.py", *LIMITS)
+    return Cell("B1", peer, name, (f"message_game_{name}.py", *LIMITS), ours, **more)
+
+
+def poker(peer: str, name: str, seconds: str, variant: str, changes: str = "") -> Cell:
+    """A game of poker, in equal seconds."""
+    common = ("--game", f"{name}_poker", "--seconds", seconds)
+    ours = ("poker_nip_ray.py", *common, *(("--variant", changes) if changes else ()))
+    theirs = ("poker_openspiel.py", *common, "--variant", variant)
+    return Cell("B2", f"{peer}, {name.capitalize()}", "openspiel", theirs, ours, f"{name}_poker.yaml")
+
+
+def cartpole(peer: str, name: str, script: str, variant: str = "") -> Cell:
+    """CartPole, in the same driver or by the same rule."""
+    options = (*LIMITS, "--bar", "475", *(("--variant", variant) if variant else ()))
+    ours = ("cartpole_nip_ray.py", *options)
+    return Cell("B6", peer, name, (f"cartpole_{script}.py", *options), ours, "runner_cartpole.yaml")
+
+
+SEEDS = ("--seconds", "10", "--cap", "90")
+WORDS = (*LIMITS, "--bar", "0.95")
 CELLS = [
-    Cell("B1", "Stable-Baselines3, one seat", "sb3", ("message_game_sb3.py", *GAME[1:]), GAME, needs="run"),
-    Cell("B1", "skrl", "skrl", ("message_game_skrl.py", *GAME[1:]), GAME),
-    Cell("B1", "TorchRL", "torchrl", ("message_game_torchrl.py", *GAME[1:]), GAME),
-    Cell("B1", "BenchMARL", "benchmarl", ("message_game_benchmarl.py", *GAME[1:]), GAME),
-    Cell("B1", "RLlib", "rllib", ("message_game_rllib.py", *GAME[1:]), GAME, pairs=3),
-    *(
-        Cell(
-            "B2", f"OpenSpiel, {peer}, {name}", "openspiel",
-            ("poker_openspiel.py", "--game", game, "--seconds", seconds, "--variant", variant),
-            ("poker_nip_ray.py", "--game", game, "--seconds", seconds, *more), f"{game}.yaml",
-        )  # fmt: skip
-        for game, name, seconds, more in (
-            ("kuhn_poker", "Kuhn", "20", ()),
-            ("leduc_poker", "Leduc", "40", ("--variant", SHORT_LEDUC)),
-        )
-        for peer, variant in (("CFR", "cfr"), ("PPO", "ppo"))
-    ),
-    Cell("B6", "Stable-Baselines3, PPO", "sb3", ("cartpole_sb3.py", *CARTPOLE), ("cartpole_nip_ray.py", *CARTPOLE), POLE),
-    Cell("B6", "CleanRL's script, PPO", "skrl", ("cartpole_cleanrl.py", *CARTPOLE), ("cartpole_nip_ray.py", *CARTPOLE), POLE),
-    *(
-        Cell(
-            "B6", f"skrl, {shown}", "skrl", ("cartpole_skrl.py", *CARTPOLE, "--variant", variant),
-            ("cartpole_nip_ray.py", *CARTPOLE, "--variant", variant), POLE,
-        )  # fmt: skip
-        for shown, variant in (("sequential, PPO", "sequential"), ("step, PPO", "step"), ("sequential, DQN", "dqn"))
-    ),
-    Cell(
-        "B6", "Stable-Baselines3, DQN", "sb3", ("cartpole_sb3.py", *CARTPOLE, "--variant", "dqn"),
-        ("cartpole_nip_ray.py", *CARTPOLE, "--variant", "dqn"), POLE,
-    ),
+    game("Stable-Baselines3, one seat", "sb3", needs="run"),
+    game("Tianshou, one seat", "tianshou", needs="run"),
+    game("skrl", "skrl"),
+    game("TorchRL", "torchrl"),
+    game("BenchMARL", "benchmarl"),
+    game("RLlib", "rllib"),
+    poker("OpenSpiel, CFR", "kuhn", "20", "cfr"),
+    poker("OpenSpiel, PPO", "kuhn", "20", "ppo"),
+    poker("OpenSpiel, CFR", "leduc", "40", "cfr", SHORT_LEDUC),
+    poker("OpenSpiel, PPO", "leduc", "40", "ppo", SHORT_LEDUC),
+    cartpole("Stable-Baselines3, PPO", "sb3", "sb3"),
+    cartpole("CleanRL's script, PPO", "skrl", "cleanrl"),
+    cartpole("skrl, sequential, PPO", "skrl", "skrl", "sequential"),
+    cartpole("skrl, step, PPO", "skrl", "skrl", "step"),
+    cartpole("skrl, sequential, DQN", "skrl", "skrl", "dqn"),
+    cartpole("Stable-Baselines3, DQN", "sb3", "sb3", "dqn"),
     Cell("B4", "JaxMARL, 8 seeds", "jaxmarl", ("message_game_jaxmarl.py", *SEEDS), ("seeds_nip_ray.py", *SEEDS)),
-    Cell(
-        "B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "",
-        needs="model",
-    ),
-]  # fmt: skip
+    Cell("B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "", needs="model"),
+]
 
 
 @dataclass
@@ -154,23 +158,22 @@ def main() -> None:
     else:
         from _peers_page import write_page
 
-        write_page(recorded(options.record))
+        write_page(recorded(options.record), [cell.name for cell in CELLS])
 
 
 def run(cells: Sequence[Cell], record: Path, hours: float, pairs: int | None = None) -> None:
     """Add the missing pairs of each cell."""
     end = time.monotonic() + hours * 3600
     for cell in cells:
-        known = recorded(record).get(cell.name)
+        known, row = recorded(record).get(cell.name), new_row(cell)
+        if known is not None and same_work(known, row):
+            row.pairs = known["pairs"]
         wanted = pairs or cell.pairs
-        if known is not None and len(known["pairs"]) >= wanted:
+        if len(row.pairs) >= wanted:
             continue
         if time.monotonic() > end:
             print(f"{cell.name}: left for the next run, {hours:g} hours are over", flush=True)
             continue
-        row = new_row(cell)
-        if known is not None and same_work(known, row):
-            row.pairs = known["pairs"]
         try:
             python = environment(cell.environment)
             more = ("--run", str(NEEDS[cell.needs]())) if cell.needs else ()
@@ -225,8 +228,8 @@ def result_of(command: Sequence[str]) -> dict[str, Any]:
 
 
 def environment(name: str) -> Path:
-    """The interpreter of a peer's environment, which is made unless it is there. Raises RuntimeError with the end of the
-    installer's output."""
+    """The interpreter of a peer's environment, which is made unless it is there. Raises RuntimeError with the end of
+    the installer's output."""
     python, done = VENVS / name / "bin" / "python", VENVS / name / ".installed"
     wanted = "\n".join(ENVIRONMENTS[name])
     if done.exists() and done.read_text() == wanted:

@@ -1,5 +1,5 @@
-"""CartPole by a script in the manner of CleanRL's ppo.py, which is copied and changed, not imported: 16 copies, with the
-settings of our config."""
+"""CartPole by a script in the manner of CleanRL's ppo.py, which is copied and changed, not imported: 16 copies, with
+the settings of our config."""
 
 import gymnasium as gym
 import numpy as np

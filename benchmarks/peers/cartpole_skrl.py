@@ -1,6 +1,7 @@
 """CartPole by skrl: PPO behind its sequential, step or parallel trainer (`--variant`), or DQN (`dqn`), in 16 copies,
 with the settings of our config."""
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -118,10 +119,8 @@ def main() -> None:
         kind_of_trainer = ParallelTrainer if clock.variant == "parallel" else SequentialTrainer
         trainer = kind_of_trainer(env=env, agents=agent, cfg={**options, "timesteps": timesteps})
         clock.start()
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             trainer.train()
-        except KeyboardInterrupt:
-            pass
     clock.show()
 
 

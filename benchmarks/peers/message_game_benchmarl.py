@@ -112,7 +112,7 @@ class GameTask(TaskClass):
     def _part(self, env: Any, key: str) -> Composite:
         spec = env.full_observation_spec_unbatched.clone()
         for name in env.names:
-            for other in [other for other in spec[name].keys() if other != key]:
+            for other in [other for other in list(spec[name].keys()) if other != key]:
                 del spec[name, other]
         return spec
 

@@ -2,6 +2,7 @@
 that config."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from _clock import Clock
@@ -18,7 +19,7 @@ changes = [f"seed={clock.seed}", "runtime.num_threads=1"]
 if clock.run:  # one seat: the verifier's, beside a trained prover that rests
     changes += [f"initial_weights.prover.run_dir={clock.run}"]
     changes += ["scenario.agents.prover.agent_lr_factor={actor: 0, critic: 0}"]
-config = load_config(CONFIG, changes)
+config: Any = load_config(CONFIG, changes)
 algorithm = build_algorithm(config)
 put_weights(algorithm, initial_weights(config)[0])  # as `nip-ray train` does
 clock.start()

@@ -106,14 +106,15 @@ torch.set_num_threads(1)
 skrl.logger.setLevel("ERROR")
 set_seed(clock.seed)
 env = Game(nip_ray.vector.parallel(CONFIG, COPIES), clock.seed)
-models = {}
+models: Any = {}
 for name in env.agents_:
     both = Agent(env.seen[name], env.spaces[name])
     models[name] = {"policy": both, "value": both}
+empty: Any = {f"{part}_kwargs": {name: {} for name in env.agents_} for part in PARTS}
 settings = IPPO_CFG(
     rollouts=ROUNDS, learning_epochs=4, mini_batches=2, learning_rate=5e-3, discount_factor=0.9, gae_lambda=0.95,
     grad_norm_clip=1.0, entropy_loss_scale=0.001, value_loss_scale=1.0, value_clip=0.0,
-    **{f"{part}_kwargs": {name: {} for name in env.agents_} for part in PARTS},
+    **empty,
 )  # fmt: skip
 settings.experiment.write_interval = settings.experiment.checkpoint_interval = 0
 agents = IPPO(

@@ -1,5 +1,5 @@
-"""Poker by nip_ray: `nip-ray train tune_configs/kuhn_poker.yaml`, or leduc_poker.yaml, with as many iterations as the time
-allows, since its learning rate falls to 0. What a user writes is that config."""
+"""Poker by nip_ray: `nip-ray train tune_configs/kuhn_poker.yaml`, or leduc_poker.yaml, with as many iterations as the
+time allows, since its learning rate falls to 0. What a user writes is that config."""
 
 import time
 from pathlib import Path

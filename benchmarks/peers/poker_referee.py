@@ -1,4 +1,4 @@
-"""The exploitability of tables (see _poker.py) by OpenSpiel's C++: half of NashConv. Runs in OpenSpiel's environment."""
+"""The exploitability of tables (see _poker.py) by OpenSpiel's C++: half of NashConv. For OpenSpiel's environment."""
 
 import json
 import re
