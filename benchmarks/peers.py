@@ -103,6 +103,7 @@ def cartpole(peer: str, name: str, script: str, variant: str = "") -> Cell:
 
 SEEDS = ("--seconds", "10", "--cap", "90")
 WORDS = (*LIMITS, "--bar", "0.95")
+TWO = ("language_nip_ray.py", *WORDS, "--variant", "two")
 CELLS = [
     game("Stable-Baselines3, one seat", "sb3", needs="run"),
     game("Tianshou, one seat", "tianshou", needs="run"),
@@ -122,6 +123,7 @@ CELLS = [
     cartpole("Stable-Baselines3, DQN", "sb3", "sb3", "dqn"),
     Cell("B4", "JaxMARL, 8 seeds", "jaxmarl", ("message_game_jaxmarl.py", *SEEDS), ("seeds_nip_ray.py", *SEEDS)),
     Cell("B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "", needs="model"),
+    Cell("B3", "CoMLRL, MAGRPO, two models", "comlrl", ("language_comlrl.py", *WORDS), TWO, "", needs="model"),
 ]
 
 
