@@ -13,6 +13,8 @@ PAGE = ROOT / "docs" / "peers.md"
 BEGIN, END = "<!-- {}: written by `python benchmarks/peers.py page` -->", "<!-- end of {} -->"
 LEAST_PAIRS = 3
 """For an interval."""
+OWN = 0.2
+"""The share of a peer's time in our environment from which the verdict names it."""
 UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env steps/s"}
 BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
 WHY = {
@@ -50,12 +52,14 @@ def verdict(rows: Rows, wanted: Sequence[str]) -> str:
     """Where a peer wins, where we do, where neither certainly does, and what is missing."""
     sides: dict[str, list[str]] = {"theirs": [], "ours": [], "neither": []}
     for row in measured(rows):
-        for what, found in figures(row).items():
-            side = "ours" if found[1] > 1 else "theirs" if found[2] < 1 else "neither"
-            why = next((reason for part, reason in WHY.items() if part in row["peer"]), "")
-            size = found[0] if side == "ours" else 1 / found[0]
-            told = f"{row['bench']} {row['peer']}: {what}, {times(size)}"
-            sides[side].append(told + (f" ({why})" if why and side == "theirs" else ""))
+        found: dict[str, list[str]] = {side: [] for side in sides}
+        for what, (size, low, high) in figures(row).items():
+            side = "ours" if low > 1 else "theirs" if high < 1 else "neither"
+            number = size if side == "ours" else 1 / size
+            found[side].append(f"{what}" if side == "neither" else f"{what} {number:.3g} times")
+        for side, parts in found.items():
+            if parts:
+                sides[side].append(f"{row['bench']} {row['peer']}: {', '.join(parts)}{remark(row, side)}")
     lines = [
         f"**A peer wins:** {'; '.join(sides['theirs']) or 'nowhere that was measured'}.",
         f"**nip_ray wins:** {'; '.join(sides['ours']) or 'nowhere that was measured'}.",
@@ -68,9 +72,12 @@ def verdict(rows: Rows, wanted: Sequence[str]) -> str:
     return "\n\n".join(lines)
 
 
-def times(size: float) -> str:
-    """How many times."""
-    return f"{size:.3g} times"
+def remark(row: Row, side: str) -> str:
+    """Why a peer wins, where it is known; and how much of a slower peer's time is ours."""
+    if side == "theirs":
+        return next((f" ({reason})" for part, reason in WHY.items() if part in row["peer"]), "")
+    share = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
+    return f" ({share:.0%} of the peer's time is in our environment)" if side == "ours" and share > OWN else ""
 
 
 def measured(rows: Rows) -> list[Row]:

@@ -2,7 +2,6 @@
 write it (they are not in its wheel), and `vmap` over seeds; on one core. Compiling counts for the time to the bar, not
 for the speed."""
 
-import operator
 import os
 
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -133,34 +132,36 @@ def update(carry: Any, _: Any) -> Any:
 
     _, played = jax.lax.scan(round_, (seen, state), jax.random.split(play, ROUNDS))
     for name in AGENTS:
-
-        def back(carry: Any, row: Any) -> Any:
-            later, following = carry
-            later = row["reward"] + GAMMA * following - row["value"] + GAMMA * LAMBDA * later
-            return (later, row["value"]), later
-
-        nothing = jnp.zeros(COPIES)
-        rows = {part: played[name][part] for part in ("reward", "value")}
-        _, advantage = jax.lax.scan(back, (nothing, nothing), rows, reverse=True)
-        data = {**played[name], "advantage": advantage, "target": advantage + played[name]["value"]}
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-
-        def epoch(carry: Any, key: Any, flat: Any = flat, name: str = name) -> Any:
-            order = jax.random.permutation(key, COPIES * ROUNDS).reshape(MINIBATCHES, -1)
-
-            def step(carry: Any, part: Any) -> Any:
-                weights, moments = carry
-                batch = jax.tree.map(operator.itemgetter(part), flat)
-                gradient = jax.grad(loss_of)(weights, name, batch)
-                change, moments = rule.update(gradient, moments)
-                return (optax.apply_updates(weights, change), moments), None
-
-            return jax.lax.scan(step, carry, order)[0], None
-
         key, shuffle = jax.random.split(key)
-        (weights, own), _ = jax.lax.scan(epoch, (params[name], moments[name]), jax.random.split(shuffle, EPOCHS))
+        weights, own = learned(name, params[name], moments[name], played[name], shuffle)
         params, moments = {**params, name: weights}, {**moments, name: own}
     return (params, moments, key), played["verifier"]["reward"].sum(0).mean()
+
+
+def learned(name: str, weights: Any, moments: Any, played: Any, key: Any) -> Any:
+    """Advantages, and PPO's epochs."""
+
+    def back(carry: Any, row: Any) -> Any:
+        later, following = carry
+        later = row["reward"] + GAMMA * following - row["value"] + GAMMA * LAMBDA * later
+        return (later, row["value"]), later
+
+    nothing, rows = jnp.zeros(COPIES), {part: played[part] for part in ("reward", "value")}
+    _, advantage = jax.lax.scan(back, (nothing, nothing), rows, reverse=True)
+    data = {**played, "advantage": advantage, "target": advantage + played["value"]}
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+
+    def step(carry: Any, part: Any) -> Any:
+        weights, moments = carry
+        gradient = jax.grad(loss_of)(weights, name, jax.tree.map(lambda x: x[part], flat))
+        change, moments = rule.update(gradient, moments)
+        return (optax.apply_updates(weights, change), moments), None
+
+    def epoch(carry: Any, key: Any) -> Any:
+        order = jax.random.permutation(key, COPIES * ROUNDS).reshape(MINIBATCHES, -1)
+        return jax.lax.scan(step, carry, order)[0], None
+
+    return jax.lax.scan(epoch, (weights, moments), jax.random.split(key, EPOCHS))[0]
 
 
 def begun(key: Any) -> Any:

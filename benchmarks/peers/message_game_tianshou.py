@@ -1,5 +1,5 @@
-"""The message game by Tianshou's PPO in one seat, the verifier's: 512 copies as one batch behind its vector environment,
-the prover as nip_ray trained it. An action is one number. Choices out of play do nothing."""
+"""The message game by Tianshou's PPO in one seat, the verifier's: 512 copies as one batch behind its vector
+environment, the prover as nip_ray trained it. An action is one number. Choices out of play do nothing."""
 
 from typing import Any
 
