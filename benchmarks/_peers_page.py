@@ -1,6 +1,7 @@
 """The generated parts of docs/peers.md, from the pairs that `peers.py` recorded."""
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -69,7 +70,12 @@ def verdict(rows: Rows, wanted: Sequence[str]) -> str:
     known = {f"{row['bench']} {row['peer']}" for row in measured(rows)}
     if missing := [name for name in wanted if name not in known]:
         lines.append(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}.")
-    return "\n\n".join(lines)
+    return "\n\n".join(map(wrapped, lines))
+
+
+def wrapped(paragraph: str) -> str:
+    """In lines of the page's width."""
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def remark(row: Row, side: str) -> str:
@@ -86,7 +92,7 @@ def measured(rows: Rows) -> list[Row]:
 
 
 def figures(row: Row) -> dict[str, Found]:
-    """What is compared in a row, above 1 where ours is better: with the ends of its interval."""
+    """The ratios of a row, above 1 where ours is better, with the ends of their intervals."""
     pairs = row["pairs"]
     if row["bench"] == "B2":
         return {"final exploitability": ratio([pair["peer"]["final"] / pair["ours"]["final"] for pair in pairs])}

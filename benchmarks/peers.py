@@ -129,7 +129,7 @@ CELLS = [
 
 @dataclass
 class Row:
-    """What is recorded of a cell."""
+    """The record of a cell."""
 
     bench: str
     peer: str

@@ -83,7 +83,7 @@ class Game(EnvBase):
 
 
 class GameTask(TaskClass):
-    """What BenchMARL needs of a task."""
+    """The game as a task of BenchMARL."""
 
     def get_env_fun(self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Callable[[], Game]:
         """Its environment."""
@@ -117,7 +117,7 @@ class GameTask(TaskClass):
         return spec
 
     def observation_spec(self, env: Any) -> Composite:
-        """What agents see."""
+        """Their observations."""
         return self._part(env, "observation")
 
     def action_mask_spec(self, env: Any) -> Composite:
