@@ -250,12 +250,14 @@ def environment(name: str) -> Path:
         tries = [[str(python), "-m", "pip", "install", "-qq", "--extra-index-url", CPU_INDEX, *parts]]
     for command in commands:
         subprocess.run(command, check=True, capture_output=True)
+    error = ""
     for command in tries:
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode == 0:
             done.write_text(wanted)
             return python
-    raise RuntimeError(f"does not install: {made.stderr[-1500:]}")
+        error = made.stderr
+    raise RuntimeError(f"does not install: {error[-1500:]}")
 
 
 def trained_run() -> Path:

@@ -105,7 +105,7 @@ clock.door(nip_ray.vector.VectorParallel, "step")
 torch.set_num_threads(1)
 skrl.logger.setLevel("ERROR")
 set_seed(clock.seed)
-env = Game(nip_ray.vector.parallel(CONFIG, COPIES), clock.seed)
+env: Any = Game(nip_ray.vector.parallel(CONFIG, COPIES), clock.seed)
 models: Any = {}
 for name in env.agents_:
     both = Agent(env.seen[name], env.spaces[name])

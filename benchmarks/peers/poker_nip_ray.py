@@ -20,7 +20,8 @@ def built(iterations: int) -> Any:
     """The algorithm for that many iterations."""
     changes = [f"seed={watch.seed}", "runtime.num_threads=1", f"iterations={iterations}"]
     changes += watch.variant.split(",") if watch.variant else []
-    return build_algorithm(load_config(CONFIGS / f"{watch.game}.yaml", changes))
+    config: Any = load_config(CONFIGS / f"{watch.game}.yaml", changes)
+    return build_algorithm(config)
 
 
 def table_of(algorithm: Any) -> Table:

@@ -3,6 +3,7 @@ writes is the config."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from _clock import WINDOW, Clock
@@ -15,10 +16,10 @@ CONFIG, SEEDS = Path(__file__).resolve().parents[2] / "tune_configs" / "message_
 clock = Clock("nip_ray", "torch", "ray")
 torch.set_num_threads(1)
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-algorithms = [
-    build_algorithm(load_config(CONFIG, [f"seed={SEEDS * clock.seed + seed}", "runtime.num_threads=1"]))
-    for seed in range(SEEDS)
+configs: list[Any] = [
+    load_config(CONFIG, [f"seed={SEEDS * clock.seed + seed}", "runtime.num_threads=1"]) for seed in range(SEEDS)
 ]
+algorithms = [build_algorithm(config) for config in configs]
 clock.start()
 while True:
     steps, means = 0, []
