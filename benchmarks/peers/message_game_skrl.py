@@ -124,7 +124,7 @@ agents = IPPO(
     cfg=settings,
     observation_spaces=env.seen,
     action_spaces=env.spaces,
-    state_spaces=dict.fromkeys(env.agents_),
+    state_spaces=env.state_spaces,
     device="cpu",
 )
 options = {"headless": True, "disable_progressbar": True, "close_environment_at_exit": False, "timesteps": ROUNDS}
