@@ -15,14 +15,13 @@ BEGIN, END = "<!-- {}: written by `python benchmarks/peers.py page` -->", "<!-- 
 LEAST_PAIRS = 3
 """For an interval."""
 OWN = 0.2
-"""The share of a peer's time in our environment from which the verdict names it."""
+"""The share of a peer's time in our environment from which the first table names it."""
 UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env steps/s"}
 BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
 WHY = {
-    "CFR": "it visits every history of the game in each iteration, in C++, and needs no samples; it is no learner of"
-    " policies from play",
-    "JaxMARL": "XLA compiles play and learning of all eight seeds into one program, where ours starts some 310 kernels"
-    " in a gradient step; its user writes the game again in JAX",
+    "CFR": "it visits every history of the game in each iteration, in C++, and draws no samples",
+    "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step; its"
+    " user writes the game again in JAX",
 }
 """A part of a peer's name -> why it wins."""
 
@@ -50,27 +49,22 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
 
 
 def verdict(rows: Rows, wanted: Sequence[str]) -> str:
-    """Where a peer wins, where we do, where neither certainly does, and what is missing."""
-    sides: dict[str, list[str]] = {"theirs": [], "ours": [], "neither": []}
+    """Where a peer wins, in words; then a table of all comparisons, and what is missing."""
+    wins, lines = list[str](), [line(["bench and peer", "figure", "better", "by"]), "|---" * 4 + "|"]
     for row in measured(rows):
-        found: dict[str, list[str]] = {side: [] for side in sides}
+        name = f"{row['bench']} {row['peer']}"
         for what, (size, low, high) in figures(row).items():
-            side = "ours" if low > 1 else "theirs" if high < 1 else "neither"
-            number = size if side == "ours" else 1 / size
-            found[side].append(f"{what}" if side == "neither" else f"{what} {number:.3g} times")
-        for side, parts in found.items():
-            if parts:
-                sides[side].append(f"{row['bench']} {row['peer']}: {', '.join(parts)}{remark(row, side)}")
-    lines = [
-        f"**A peer wins:** {'; '.join(sides['theirs']) or 'nowhere that was measured'}.",
-        f"**nip_ray wins:** {'; '.join(sides['ours']) or 'nowhere that was measured'}.",
-    ]
-    if sides["neither"]:
-        lines.append(f"**Undecided:** {'; '.join(sides['neither'])}.")
+            better = "nip_ray" if low > 1 else "the peer" if high < 1 else "undecided"
+            times, ends = (size, (low, high)) if better != "the peer" else (1 / size, (1 / high, 1 / low))
+            number = f"{short(times)} times ({short(ends[0])} to {short(ends[1])})"
+            lines.append(line([name, what, better, number + (share(row) if better == "nip_ray" else "")]))
+            if better == "the peer":
+                wins.append(f"{name}: {what} {short(times)} times{reason(row)}")
+    parts = [wrapped(f"**A peer wins:** {'; '.join(wins) or 'nowhere that was measured'}."), "\n".join(lines)]
     known = {f"{row['bench']} {row['peer']}" for row in measured(rows)}
     if missing := [name for name in wanted if name not in known]:
-        lines.append(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}.")
-    return "\n\n".join(map(wrapped, lines))
+        parts.append(wrapped(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}."))
+    return "\n\n".join(parts)
 
 
 def wrapped(paragraph: str) -> str:
@@ -78,12 +72,20 @@ def wrapped(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def remark(row: Row, side: str) -> str:
-    """Why a peer wins, where it is known; and how much of a slower peer's time is ours."""
-    if side == "theirs":
-        return next((f" ({reason})" for part, reason in WHY.items() if part in row["peer"]), "")
-    share = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
-    return f" ({share:.0%} of the peer's time is in our environment)" if side == "ours" and share > OWN else ""
+def short(number: float) -> str:
+    """Three digits, without powers of ten."""
+    return f"{number:.3g}" if number < 100 else f"{number:,.0f}"
+
+
+def reason(row: Row) -> str:
+    """Why a peer wins, where it is known."""
+    return next((f" ({reason})" for part, reason in WHY.items() if part in row["peer"]), "")
+
+
+def share(row: Row) -> str:
+    """How much of a slower peer's time is ours, if it is much."""
+    found = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
+    return f"; {found:.0%} of the peer's time is in our environment" if found > OWN else ""
 
 
 def measured(rows: Rows) -> list[Row]:
