@@ -20,8 +20,8 @@ UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env
 BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
 WHY = {
     "CFR": "it visits every history of the game in each iteration, in C++, and draws no samples",
-    "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step; its"
-    " user writes the game again in JAX",
+    "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step;"
+    " its user writes the game again in JAX",
 }
 """A part of a peer's name -> why it wins."""
 
