@@ -13,7 +13,7 @@ from gate import interval
 PAGE = ROOT / "docs" / "peers.md"
 BEGIN, END = "<!-- {}: written by `python benchmarks/peers.py page` -->", "<!-- end of {} -->"
 LEAST_PAIRS = 3
-"""For an interval."""
+"""For a comparison; of fewer than five the interval is the range of the pairs."""
 OWN = 0.2
 """The share of a peer's time in our environment from which the first table names it."""
 UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env steps/s"}
@@ -50,16 +50,19 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
 
 def verdict(rows: Rows, wanted: Sequence[str]) -> str:
     """Where a peer wins, in words; then a table of all comparisons, and what is missing."""
-    wins, lines = list[str](), [line(["bench and peer", "figure", "better", "by"]), "|---" * 4 + "|"]
+    wins, lines = list[str](), [line(["bench and peer", "pairs", "figure", "better", "by"]), "|---" * 5 + "|"]
     for row in measured(rows):
         name = f"{row['bench']} {row['peer']}"
         for what, (size, low, high) in figures(row).items():
             better = "nip_ray" if low > 1 else "the peer" if high < 1 else "undecided"
             times, ends = (size, (low, high)) if better != "the peer" else (1 / size, (1 / high, 1 / low))
             number = f"{short(times)} times ({short(ends[0])} to {short(ends[1])})"
-            lines.append(line([name, what, better, number + (share(row) if better == "nip_ray" else "")]))
+            lines.append(
+                line([name, str(len(row["pairs"])), what, better, number + (share(row) if better == "nip_ray" else "")])
+            )
             if better == "the peer":
-                wins.append(f"{name}: {what} {short(times)} times{reason(row)}")
+                why = reason(row) if not any(reason(row) in won for won in wins) else ""
+                wins.append(f"{name}: {what} {short(times)} times{why}")
     parts = [wrapped(f"**A peer wins:** {'; '.join(wins) or 'nowhere that was measured'}."), "\n".join(lines)]
     known = {f"{row['bench']} {row['peer']}" for row in measured(rows)}
     if missing := [name for name in wanted if name not in known]:
@@ -78,7 +81,7 @@ def short(number: float) -> str:
 
 
 def reason(row: Row) -> str:
-    """Why a peer wins, where it is known."""
+    """The reason of a peer's win, where it is known."""
     return next((f" ({reason})" for part, reason in WHY.items() if part in row["peer"]), "")
 
 
