@@ -49,7 +49,7 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
 
 
 def verdict(rows: Rows, wanted: Sequence[str]) -> str:
-    """Where a peer wins, in words; then a table of all comparisons, and what is missing."""
+    """The wins of peers in words, a table of all comparisons, and the rows that are missing."""
     wins, lines = list[str](), [line(["bench and peer", "pairs", "figure", "better", "by"]), "|---" * 5 + "|"]
     for row in measured(rows):
         name = f"{row['bench']} {row['peer']}"
@@ -86,7 +86,7 @@ def reason(row: Row) -> str:
 
 
 def share(row: Row) -> str:
-    """How much of a slower peer's time is ours, if it is much."""
+    """The share of a slower peer's time that is ours, if it is large."""
     found = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
     return f"; {found:.0%} of the peer's time is in our environment" if found > OWN else ""
 
