@@ -37,7 +37,6 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
         "verdict": lambda rows: verdict(rows, wanted),
         **{bench: (lambda rows, bench=bench: speed_table(bench, rows)) for bench in UNITS},
         "B2": poker_table,
-        "commands": commands,
     }
     for name, made in parts.items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -49,25 +48,25 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
 
 
 def verdict(rows: Rows, wanted: Sequence[str]) -> str:
-    """The wins of peers in words, a table of all comparisons, and the rows that are missing."""
-    wins, lines = list[str](), [line(["bench and peer", "pairs", "figure", "better", "by"]), "|---" * 5 + "|"]
+    """The wins of peers with their reasons, ours, what is undecided, and the rows that are missing."""
+    peers, ours, undecided = list[str](), dict[str, list[str]](), dict[str, list[str]]()
     for row in measured(rows):
         name = f"{row['bench']} {row['peer']}"
         for what, (size, low, high) in figures(row).items():
-            better = "nip_ray" if low > 1 else "the peer" if high < 1 else "undecided"
-            times, ends = (size, (low, high)) if better != "the peer" else (1 / size, (1 / high, 1 / low))
-            number = f"{short(times)} times ({short(ends[0])} to {short(ends[1])})"
-            lines.append(
-                line([name, str(len(row["pairs"])), what, better, number + (share(row) if better == "nip_ray" else "")])
-            )
-            if better == "the peer":
-                why = reason(row) if not any(reason(row) in won for won in wins) else ""
-                wins.append(f"{name}: {what} {short(times)} times{why}")
-    parts = [wrapped(f"**A peer wins:** {'; '.join(wins) or 'nowhere that was measured'}."), "\n".join(lines)]
+            if high < 1:
+                why = reason(row) if not any(reason(row) in won for won in peers) else ""
+                peers.append(f"{name}: {what} {short(1 / size)} times{why}")
+            elif low > 1:
+                ours.setdefault(what, []).append(f"{name} {short(size)}{share(row) if what == 'speed' else ''}")
+            else:
+                undecided.setdefault(what, []).append(name)
+    parts = [f"**A peer wins:** {'; '.join(peers) or 'nowhere that was measured'}."]
+    parts += [f"**nip_ray wins**, {what}, times: {'; '.join(names)}." for what, names in ours.items()]
+    parts += [f"**Undecided**, {what}: {'; '.join(names)}." for what, names in undecided.items()]
     known = {f"{row['bench']} {row['peer']}" for row in measured(rows)}
     if missing := [name for name in wanted if name not in known]:
-        parts.append(wrapped(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}."))
-    return "\n\n".join(parts)
+        parts.append(f"**Fewer than {LEAST_PAIRS} pairs yet:** {'; '.join(missing)}.")
+    return "\n\n".join(map(wrapped, parts))
 
 
 def wrapped(paragraph: str) -> str:
@@ -88,7 +87,7 @@ def reason(row: Row) -> str:
 def share(row: Row) -> str:
     """The share of a slower peer's time that is ours, if it is large."""
     found = median(pair["peer"].get("door_share", 0.0) for pair in row["pairs"])
-    return f"; {found:.0%} of the peer's time is in our environment" if found > OWN else ""
+    return f" ({found:.0%} of the peer's time is in our environment)" if found > OWN else ""
 
 
 def measured(rows: Rows) -> list[Row]:
@@ -211,26 +210,6 @@ def version(row: Row) -> str:
 def why_not(row: Row) -> str:
     """The last line of an error."""
     return "failed, " + (row["error"] or "not measured").strip().splitlines()[-1][:120].replace("|", "/")
-
-
-def commands(rows: Rows) -> str:
-    """The commands of a pair, and the machine."""
-    lines = [line(["bench and peer", "requirements", "peer", "ours", "machine"]), "|---" * 5 + "|"]
-    for row in rows.values():
-        machine = re.sub(r", yardstick.*", "", row["machine"])
-        parts = [
-            f"{row['bench']} {row['peer']}",
-            " ".join(row["requirements"]),
-            code(row["command"]),
-            code(row["ours"]),
-        ]
-        lines.append(line([*parts, machine]))
-    return "\n".join(lines)
-
-
-def code(command: str) -> str:
-    """Without what all have in common."""
-    return f"`{command.rpartition('benchmarks/peers/')[2]}`"
 
 
 def line(cells: Sequence[str]) -> str:

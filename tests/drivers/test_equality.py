@@ -48,6 +48,12 @@ def test_a_learner_is_not_touched_by_its_neighbour() -> None:
     assert not same(with_dqn["agents"][0], sequential(SYNC, DQN, PPO)["agents"][1])
 
 
+def _until_it_is_gone(driver: ParallelDriver) -> None:
+    """Evaluate until it raises: a killed process may still answer for a moment."""
+    for _ in range(100):
+        driver.evaluate(30)
+
+
 @pytest.mark.parametrize(
     "environment",
     [CARTPOLE, pytest.param(SHARED, marks=pytest.mark.slow), pytest.param(SYNC, marks=pytest.mark.slow)],
@@ -80,8 +86,7 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(
         evaluated = driver.evaluate(30)
         ray.kill(driver._seats[1]._actor)
         with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
-            for _ in range(100):  # a killed process may still answer for a moment
-                driver.evaluate(30)
+            _until_it_is_gone(driver)
     finally:
         driver.close()
     again = SequentialDriver(environment, learners, quiet(48), seed=5)
