@@ -182,7 +182,7 @@ def run(cells: Sequence[Cell], record: Path, hours: float, pairs: int | None = N
             while len(row.pairs) < wanted:
                 row.pairs.append(pair(cell, python, len(row.pairs), more))
                 keep(record, cell.name, row)
-                print(cell.name, told(row.pairs[-1]), flush=True)
+                print(cell.name, brief(row.pairs[-1]), flush=True)
         except RuntimeError as error:
             row.error = str(error)
             print(f"{cell.name}: {str(error)[-300:]}", flush=True)
@@ -305,7 +305,7 @@ def lines_of_config(name: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def told(found: dict[str, Any]) -> str:
+def brief(found: dict[str, Any]) -> str:
     """One line on a pair."""
     return json.dumps(
         {side: {key: found[side][key] for key in SHOWN if key in found[side]} for side in ("peer", "ours")}
