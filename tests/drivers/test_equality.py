@@ -80,8 +80,7 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(
         evaluated = driver.evaluate(30)
         ray.kill(driver._seats[1]._actor)
         with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
-            for _ in range(100):  # a killed process may still answer for a moment
-                driver.evaluate(30)
+            [driver.evaluate(30) for _ in range(100)]  # a killed process may still answer for a moment
     finally:
         driver.close()
     again = SequentialDriver(environment, learners, quiet(48), seed=5)
