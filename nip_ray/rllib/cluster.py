@@ -10,7 +10,8 @@ from nip_ray.progress import say
 
 
 def build_algorithm(config: ExperimentConfig) -> Any:
-    """The RLlib algorithm of `config`, ready to train."""
+    """The RLlib algorithm of `config`, ready to train, with first weights from the seed: `pretraining` and
+    `initial_weights` are applied by `run_experiment`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     start_ray(config)
     from nip_ray.rllib.registry import ALGORITHMS
