@@ -28,8 +28,8 @@ sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
 __all__ = [
-    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "show", "timed", "work",
-    "yardstick_ms",
+    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "put_between", "show",
+    "timed", "work", "yardstick_ms",
 ]  # fmt: skip
 
 
@@ -133,3 +133,9 @@ def config(name: str, *overrides: str) -> ExperimentConfig:
 def show(title: str, figures: dict[str, Any]) -> None:
     """Print one result as a JSON line."""
     print(json.dumps({"benchmark": title, **figures}))
+
+
+def put_between(text: str, begin: str, end: str, made: str) -> str:
+    """A page's text with `made` between two marks, in place of what is there."""
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end, 1)[1]}"

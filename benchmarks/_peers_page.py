@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _common import ROOT
+from _common import ROOT, put_between
 from gate import interval
 
 PAGE = ROOT / "docs" / "peers.md"
@@ -42,8 +42,7 @@ def write_page(rows: Rows, wanted: Sequence[str]) -> None:
         begin, end = BEGIN.format(name), END.format(name)
         if begin not in text or end not in text:
             raise SystemExit(f"{PAGE}: no place for the {name}; write {begin} and {end} into it")
-        before, rest = text.split(begin, 1)
-        text = f"{before}{begin}\n\n{made(rows)}\n\n{end}{rest.split(end, 1)[1]}"
+        text = put_between(text, begin, end, made(rows))
     PAGE.write_text(text)
 
 

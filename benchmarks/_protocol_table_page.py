@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from _common import ROOT
+from _common import ROOT, put_between
 
 from nip_ray.evaluation.aggregates import MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.intervals import Mean
@@ -47,8 +47,7 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
             page = next((path for path, text in texts.items() if begin in text and end in text), None)
             if page is None:
                 raise SystemExit(f"no page has a place for the {name}; write {begin} and {end} into one of PAGES")
-            before, rest = texts[page].split(begin, 1)
-            texts[page] = f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end, 1)[1]}"
+            texts[page] = put_between(texts[page], begin, end, made)
         _draw(groups, alone, task)
     for path, text in texts.items():
         path.write_text(text)

@@ -239,17 +239,13 @@ def environment(name: str) -> Path:
     parts = [part for requirement in ENVIRONMENTS[name] for part in requirement.split(" ")]
     uv = shutil.which("uv")
     if uv:
-        commands = [[uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(python.parents[1])]]
+        begin = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(python.parents[1])]
         install = [uv, "pip", "install", "--quiet", "--python", str(python)]
-        tries = [
-            [*install, "--torch-backend", "cpu", *parts],
-            [*install, *parts],
-        ]  # the index of CPU builds may be away
+        tries = [[*install, "--torch-backend", "cpu", *parts], [*install, *parts]]  # the CPU builds' index may be away
     else:
-        commands = [[sys.executable, "-m", "venv", "--clear", str(python.parents[1])]]
+        begin = [sys.executable, "-m", "venv", "--clear", str(python.parents[1])]
         tries = [[str(python), "-m", "pip", "install", "-qq", "--extra-index-url", CPU_INDEX, *parts]]
-    for command in commands:
-        subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(begin, check=True, capture_output=True)
     error = ""
     for command in tries:
         made = subprocess.run(command, capture_output=True, text=True)

@@ -165,9 +165,9 @@ class Copies:
         form += "" if self.num_copies == 1 else f", for each of {self.num_copies} copies"
         if agent not in actions:
             raise UserError(f"{agent}: it is its turn and there is no action of it, expected {form}")
-        shapes = [(self.num_copies, len(sizes))]
-        shapes += [(self.num_copies,)] if len(sizes) == 1 else []
-        shapes += [(len(sizes),), ()][: 1 + (len(sizes) == 1)] if self.num_copies == 1 else []
+        # an axis of length one may be left out
+        copies, factors = ([(n,)] + [()] * (n == 1) for n in (self.num_copies, len(sizes)))
+        shapes = [one + two for one in copies for two in factors]
         flat = _array(actions[agent])
         if flat is None or flat.dtype.kind not in "iu" or flat.shape not in shapes:
             raise UserError(f"{agent}: got the action {actions[agent]!r}, expected {form}")
