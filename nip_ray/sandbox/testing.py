@@ -20,6 +20,8 @@ from nip_ray.settings.sandbox import SandboxSettings
 TestStatus = Literal["passed", "failed", "crashed", "timeout"]
 BLANKS = " \t\r"
 """Ignored at the end of a line. A line ends only at a newline: other separators are ordinary output."""
+MAX_DEPTH = 500
+"""Maximum nesting of a returned value: every version of Python reads it back."""
 
 
 class CallResult(NamedTuple):
@@ -110,15 +112,33 @@ def _plain(text: str) -> list[str]:
 
 
 def decoded(text: str | bytes) -> CallResult:
-    """The result that a call wrote. A candidate can write anything there, or return a value that JSON does not restore:
-    that is ("error", "NotJSON")."""
+    """The result that a call wrote. A candidate can write anything there, or return a value that JSON does not restore,
+    or one nested deeper than `MAX_DEPTH`: that is ("error", "NotJSON")."""
     try:
         kind, value = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return CallResult("error", "NotJSON")
+    if _is_deep(value):
+        return CallResult("error", "NotJSON")
     if kind == "value" or (kind == "error" and isinstance(value, str)):
         return CallResult(kind, value)
     return CallResult("timeout", None) if kind == "timeout" else CallResult("error", "NotJSON")
+
+
+def _is_deep(value: Any) -> bool:
+    """True if lists and dicts are nested deeper than `MAX_DEPTH`. Without recursion, whose limits depend on Python's
+    version."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 @cache

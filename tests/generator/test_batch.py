@@ -23,6 +23,7 @@ BAD = {
     "long value": ("def f(x): return 'a' * 10 ** 6", ("error", "ValueTooLarge")),
     "many digits": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
     "deep value": ("def f(x):\n    for _ in range(50_000): x = [x]\n    return x", ("error", "NotJSON")),
+    "value too deep": ("def f(x):\n    for _ in range(501): x = [{1: x}]\n    return x[0][1]", ("error", "NotJSON")),
     "input": ("def f(x): return input()", ("error", "EOFError")),
     "long number": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
     "deep list": (
