@@ -70,6 +70,7 @@ def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str
         "completeness error, worst case",
         "PPO alone: accuracy",
         "its soundness error, worst case",
+        "its completeness error, worst case",
         "minutes, alone",
         *(["published"] if published else []),
     ]
@@ -77,8 +78,9 @@ def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str
     for case in (each for each in ORDER if each in groups or each in alone):
         rows, beside = groups.get(case, []), alone.get(case, [])
         figures = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("accuracy", "searched")]
-        worst = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("soundness_error", "completeness_error")]
-        other = [_over_seeds([row.get(key) or {} for row in beside]) for key in ("accuracy", "soundness_error")]
+        errors = ("soundness_error", "completeness_error")
+        worst = [_over_seeds([row.get(key) or {} for row in rows]) for key in errors]
+        other = [_over_seeds([row.get(key) or {} for row in beside]) for key in ("accuracy", *errors)]
         minutes = ", ".join(f"{median(row['minutes'] for row in part):.1f}" if part else "-" for part in (rows, beside))
         cells = [case, str(len(rows)), *figures, _difference(rows), *worst, *other, minutes]
         lines.append(_line([*cells, *([_share(published.get(case))] if published else [])]))
