@@ -84,7 +84,7 @@ def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interva
     lines = made._table(
         {"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}, {}
     ).splitlines()
-    assert lines[2] == "| debate | 1 | .250 | .250 | +0.000 | .250 | .750 | - | - | 1.0, - |"
+    assert lines[2] == "| debate | 1 | .250 | .250 | +0.000 | .250 | .750 | - | - | - | 1.0, - |"
     tried = [
         {"case": "nip", "lr": rate, "accuracy": {"estimate": share}}
         for rate, share in ((1.0, 0.9), (1.0, 0.5), (1.0, 0.5), (2.0, 0.6))
