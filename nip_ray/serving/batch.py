@@ -5,7 +5,7 @@ Decisions that matter here:
   generator: here the same request and seed give the same reply with any neighbours (up to float noise);
 - a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at
   most `PREFILL` tokens over all rows, starting from the prefix that any slot already holds (see
-  `nip_ray.serving.slots`). Equal prompts that join together are computed once;
+  `nip_ray.serving.slots`). A beginning that waiting prompts share, and equal prompts, are computed once;
 - work per row and token is plain Python on numbers; tensors are made for all rows together. Tokens become text when a
   reply is done, or at each token if there is a listener.
 """
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
+from nip_ray.learning.token_rows import common_beginning
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest, OnText, TooLong
 from nip_ray.serving.grammar import Grammar, Writer
@@ -35,6 +36,8 @@ from nip_ray.serving.windows import layer_masks, refuse_other_layers
 
 PREFILL = 4096
 """Maximum number of prompt tokens in one forward pass."""
+LEAST_SHARED = 8
+"""Tokens that waiting prompts must share beyond what is held, to be computed in a pass of their own."""
 
 _MOST_GRAMMARS = 16
 
@@ -71,6 +74,7 @@ class ContinuousBatch:
         # without adapters, which hide its arguments
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+        _read_rows_together(model.get_output_embeddings())
         self.waiting: deque[Row] = deque()
         self.rows: list[Row] = []
         named = model.generation_config.eos_token_id
@@ -153,6 +157,7 @@ class ContinuousBatch:
     def _prefill(self) -> None:
         """Compute the prompts of the first waiting rows, as many as `PREFILL` and the slots allow, and draw the first
         token of each reply."""
+        self._prefill_shared()
         # choose prompts, equal ones once, each with the slot that holds its longest prefix
         first, count, longest = len(self.rows), 0, 0
         alike: dict[tuple[int, ...], list[Row]] = {}
@@ -174,12 +179,7 @@ class ContinuousBatch:
         )
         self._slots.bring(first, sources)
         parts = [list(prompt[shared:]) for prompt, (_, shared) in zip(alike, sources, strict=True)]
-        ids, positions = _aligned(parts, [shared for _, shared in sources], longest)
-        piece = max(PREFILL // len(parts), 1)
-        logits = [
-            self._forward(ids[:, at : at + piece], positions[:, at : at + piece], first)
-            for at in range(0, longest, piece)
-        ][-1]
+        logits = self._read(parts, [shared for _, shared in sources], longest, first)
         for slot, prompt in enumerate(alike, first):
             self._slots.hold(slot, list(prompt))
         for _ in range(count):
@@ -194,6 +194,29 @@ class ContinuousBatch:
                 [logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]]
             )
         self._take(logits, first)
+
+    def _prefill_shared(self) -> None:
+        """Compute the beginning that all prompts of the first waiting rows share, once, unless a slot holds it."""
+        first = len(self.rows)
+        prompts = [list(row.request.prompt) for row in islice(self.waiting, self._slots.num_slots - first)]
+        least, most = min(prompts), max(prompts)
+        shared = common_beginning(least, most)  # of the first and the last in sorted order: of all
+        source, held = self._slots.shared_beginning(least)
+        if least == most or shared - held < LEAST_SHARED:
+            return
+        self._slots.reserve(shared)
+        self._slots.bring(first, [(source, held)])
+        self._read([least[held:shared]], [held], shared - held, first)
+        self._slots.hold(first, least[:shared])
+
+    def _read(self, parts: list[list[int]], starts: list[int], longest: int, first: int) -> Tensor:
+        """Compute these parts of prompts, the longest of `longest` tokens, in pieces; logits (B, V) after the last."""
+        ids, positions = _aligned(parts, starts, longest)
+        piece = max(PREFILL // len(parts), 1)
+        return [
+            self._forward(ids[:, at : at + piece], positions[:, at : at + piece], first)
+            for at in range(0, longest, piece)
+        ][-1]
 
     def _forward(self, ids_BQ: Tensor, position_BQ: Tensor, first: int) -> Tensor:
         """Logits (B, V) after the last of these tokens, whose rows are the slots from `first` on. Negative positions
@@ -261,6 +284,13 @@ class ContinuousBatch:
             self.rows[hole] = self.rows[index]
         self._slots.swap(moves)
         del self.rows[left:]
+
+
+def _read_rows_together(head: Any) -> None:
+    """Copy the last hidden states before the output layer: torch multiplies a view of them row by row, each time with
+    a copy of all its weights."""
+    if not head._forward_pre_hooks:  # once for models that share it
+        head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
 
 
 def _tell(row: Row, piece: str) -> None:

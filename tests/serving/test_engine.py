@@ -10,6 +10,8 @@ import torch
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn
+from nip_ray.serving.batch import ContinuousBatch
+from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.generation import GenerationRequest, TooLong
 from nip_ray.serving.model_folder import load_model
@@ -95,6 +97,22 @@ def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.Mon
         small.generate([GenerationRequest([*prompt[:150], 7, 8], 1)])
     assert first == second
     assert computed == [200, 1, 2]
+
+
+def test_a_beginning_that_waiting_prompts_share_is_computed_once(
+    default_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(default_dir)
+    batch = ContinuousBatch(model, load_format(default_dir, 8192), 4)
+    shapes, views = list[tuple[int, ...]](), list[bool]()
+    forward = batch._forward
+    monkeypatch.setattr(batch, "_forward", lambda ids, *rest: shapes.append(tuple(ids.shape)) or forward(ids, *rest))
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, given: views.append(given[0].is_contiguous()))
+    wanted = [GenerationRequest([*range(50, 200), *range(last)], 2, seed=last) for last in (3, 9, 9, 5)]
+    made = batch.generate(wanted)
+    assert views == [True] * 3, "a view would be multiplied row by row"
+    assert shapes == [(1, 153), (3, 6), (4, 1)], "the shortest is a beginning of the others, two are equal"
+    assert [reply.tokens for reply in made] == [with_logprobs(model, one)[0] for one in wanted]
 
 
 def test_a_listener_that_fails_ends_its_own_reply_only(engine: Engine) -> None:
