@@ -4,8 +4,8 @@ Decisions that matter here:
 - the model's input for a turn is its prompt and all of its reply but the last token. If that is a prefix of another
   turn's (earlier turns of a dialogue, equal replies to one prompt), both are read off one row; causal attention makes
   this exact;
-- rows that share at least half with another (other replies to one prompt) branch off it: one row holds them all, one
-  branch after the other, and a token attends to those before it in its own row;
+- rows that share enough with another (see `joins`) branch off it: one row holds them all, one branch after the other,
+  and a token attends to those before it in its own row;
 - rows are sorted by length and cut into parts of a maximum number of tokens, padding included. Padding is at the right,
   where causal attention never looks, so no mask is needed;
 - a part has whole turns. Token weights use the sums of the whole minibatch, so gradients of parts add up to the
@@ -20,18 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST_TREES = (512, 4096)
-"""Maximum tokens of a row that branches: for narrow models, and for any."""
+PAIRS_PER_TOKEN = 1
+"""Pairs of tokens, per unit of a model's width, whose attention takes as long as all else that a token passes."""
 
 
-def longest_tree(width: int) -> int:
-    """Maximum tokens of a row that branches, for a model of this width.
+def joins(tree: int, shared: int, row: int, width: int) -> bool:
+    """Return True if a row of `row` tokens is computed faster on a tree of `tree` tokens, with which it shares the
+    first `shared`, than alone.
 
-    A token's attention to the other branches is wasted, in proportion to the row's length and the width; the saving
-    from a shared prefix is in proportion to the width's square.
+    On the tree its own tokens are paired with all of the tree's, though they attend to their own row only; alone it
+    computes the shared tokens again.
     """
-    least, most = LONGEST_TREES
-    return min(max(8 * width, least), most)
+    own = row - shared
+    return (2 * tree + own) * own <= PAIRS_PER_TOKEN * width * shared + row * row
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,16 @@ def merge(rows: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, .
     return found
 
 
-def parts_of(turns: Sequence[Turn], max_tokens: int, longest: int = LONGEST_TREES[0]) -> Iterator[Part]:
+def parts_of(turns: Sequence[Turn], max_tokens: int, width: int = 64) -> Iterator[Part]:
     """The turns in parts of at most `max_tokens` tokens of rows (but of one row at least), shortest rows first.
-    longest: see `longest_tree`."""
+    width: the model's."""
     given = [(*turn.prompt, *turn.reply[:-1]) for turn in turns]
     merged = merge(given)
     members: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(given):
         members.setdefault(merged[row], []).append(number)
     trees: list[_Tree] = []
-    for tree in sorted(_trees(sorted(members), min(longest, max_tokens)), key=lambda tree: (len(tree.ids), tree.ids)):
+    for tree in sorted(_trees(sorted(members), max_tokens, width), key=lambda tree: (len(tree.ids), tree.ids)):
         if trees and len(tree.ids) * (len(trees) + 1) > max_tokens:
             yield _part(turns, trees, members)
             trees = []
@@ -142,15 +143,15 @@ class _Tree:
         return self.paths[row]
 
 
-def _trees(rows: Sequence[tuple[int, ...]], longest: int) -> list[_Tree]:
-    """Sorted rows, none a prefix of another, as trees of at most `longest` tokens: a row joins the one before if they
-    share at least half of it."""
+def _trees(rows: Sequence[tuple[int, ...]], most: int, width: int) -> list[_Tree]:
+    """Sorted rows, none a prefix of another, as trees of at most `most` tokens."""
     trees: list[_Tree] = []
     before: tuple[int, ...] = ()
     path: list[int] = []
     for row in rows:
         shared = common_beginning(row, before)
-        if not trees or 2 * shared < len(row) or len(trees[-1].ids) + len(row) - shared > longest:
+        tree = len(trees[-1].ids) if trees else 0
+        if not trees or tree + len(row) - shared > most or not joins(tree, shared, len(row), width):
             trees.append(_Tree())
             shared = 0
         before, path = row, trees[-1].add(row, path[:shared])

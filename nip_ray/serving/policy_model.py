@@ -38,7 +38,7 @@ from nip_ray.learning.token_losses import (
     token_loss,
     token_weights,
 )
-from nip_ray.learning.token_rows import Part, Turn, longest_tree, parts_of, shares
+from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
 from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
@@ -82,7 +82,7 @@ class PolicyModel:
         with _enough_memory(f"{model_dir}: its weights", _SMALLER):
             self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
         self.chat = load_format(model_dir, context_of(self._model.config, settings.max_length))
-        self._longest = longest_tree(self._model.config.get_text_config().hidden_size)
+        self._width = self._model.config.get_text_config().hidden_size
         rank = settings.lora_rank if self._lora else 0
         self._kept = kept_bytes(self._model.config, rank, self._model.dtype.itemsize) if on.type == "cpu" else 0
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
@@ -106,7 +106,7 @@ class PolicyModel:
         """Log-probabilities of all tokens of replies, at each turn's temperature. max_tokens: in one forward pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
-            for part in parts_of(turns, max_tokens, self._longest):
+            for part in parts_of(turns, max_tokens, self._width):
                 drawn = iter(self._log_probs(part.to(self._model.device))[0].tolist())
                 for number in part.turns:
                     found[number] = [next(drawn) for _ in turns[number].reply]
@@ -185,7 +185,7 @@ class PolicyModel:
         total, figures, learners = 0.0, [], self._learners
         own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
         with _enough_memory(f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass"):
-            for part in parts_of(own, settings.micro_batch_tokens, self._longest):
+            for part in parts_of(own, settings.micro_batch_tokens, self._width):
                 refuse_pass(part.ids_RL.numel(), self._kept)
                 loss, told = loss_of(part.to(self._model.device))
                 loss.backward()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_rows import Turn, longest_tree, merge, parts_of
+from nip_ray.learning.token_rows import Turn, joins, merge, parts_of
 from nip_ray.serving import policy_model
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import save_model
@@ -82,12 +82,12 @@ def test_rows_are_merged() -> None:
 
 def test_long_rows_branch_where_the_model_is_wide() -> None:
     """Attention to other branches is computed for nothing; what it costs beside all else falls with the width."""
-    assert [longest_tree(width) for width in (48, 64, 576, 4096)] == [512, 512, 4096, 4096]
-    turns = [Turn([*range(600)], [token, 1]) for token in range(3)]
-    assert [part.ids_RL.shape for part in parts_of(turns, 10**6)] == [(3, 601)]
-    (part,) = parts_of(turns, 10**6, longest_tree(576))
-    assert part.ids_RL.shape == (1, 603)
-    assert [part.ids_RL.numel() for part in parts_of(turns, 602, longest_tree(576))] == [601, 602]
+    assert [joins(tree, 22, 43, 576) for tree in (100, 300, 400)] == [True, True, False]
+    assert [joins(tree, 22, 43, 48) for tree in (40, 80)] == [True, False]
+    turns = [Turn([*range(60)], [*range(token, token + 60), 1]) for token in range(3)]
+    assert [part.ids_RL.shape for part in parts_of(turns, 10**6, 16)] == [(3, 120)]
+    assert [part.ids_RL.shape for part in parts_of(turns, 10**6, 576)] == [(1, 240)]
+    assert [part.ids_RL.numel() for part in parts_of(turns, 200, 576)] == [120, 180]
 
 
 def test_a_pass_that_cannot_fit_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
     expected = gradients(whole)
     for model, size in ((whole, 10**6), (parts, 70)):
         model.step(turns, replace(settings, micro_batch_tokens=size), 4)
-        assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+        assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
