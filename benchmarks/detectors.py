@@ -66,7 +66,7 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "provers late": {"schedules": {"provers": _learning(LEARNS_UNTIL, ITERATIONS)}},
     "judge rests": {"schedules": {"verifier": _learning(0, 1, 4)}},
 }
-"""Condition -> changes of the config; `provers` stands for each of them."""
+"""Condition -> changes of the config; `provers` names each of them."""
 
 
 def main() -> None:
