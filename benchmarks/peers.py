@@ -48,7 +48,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "sb3": (TORCH, "stable-baselines3==2.9.2", DOOR),
     "openspiel": (TORCH, "open_spiel==2.0.2"),
     "jaxmarl": ("jaxmarl==0.2.0",),
-    "trl": (TORCH, "trl==1.16.0"),
+    "trl": (TORCH, "trl==1.16.0", "peft==0.21.2"),
     "comlrl": (TORCH, "comlrl==1.4.3"),
 }
 """Environment -> its requirements."""
@@ -103,6 +103,8 @@ def cartpole(peer: str, name: str, script: str, variant: str = "") -> Cell:
 
 SEEDS = ("--seconds", "10", "--cap", "90")
 WORDS = (*LIMITS, "--bar", "0.95")
+LORA = ("--seconds", "60", "--cap", "60", "--variant", "lora")
+ADAPTERS = ("language_nip_ray.py", *LORA)
 TWO = ("language_nip_ray.py", *WORDS, "--variant", "two")
 CELLS = [
     game("Stable-Baselines3, one seat", "sb3", needs="run"),
@@ -123,6 +125,9 @@ CELLS = [
     cartpole("Stable-Baselines3, DQN", "sb3", "sb3", "dqn"),
     Cell("B4", "JaxMARL, 8 seeds", "jaxmarl", ("message_game_jaxmarl.py", *SEEDS), ("seeds_nip_ray.py", *SEEDS)),
     Cell("B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "", needs="model"),
+    Cell(
+        "B3", "TRL, GRPO, SmolLM2", "trl", ("language_trl.py", *LORA), ("language_nip_ray.py", *LORA), "", 3, "smollm2"
+    ),
     Cell("B3", "CoMLRL, MAGRPO, two models", "comlrl", ("language_comlrl.py", *WORDS), TWO, "", needs="model"),
 ]
 
@@ -280,7 +285,18 @@ def tiny_model() -> Path:
     return folder
 
 
-NEEDS = {"run": trained_run, "model": tiny_model}
+def smollm2() -> Path:
+    """SmolLM2-135M, from its package; written once."""
+    folder = VENVS / "smollm2"
+    if not (folder / "config.json").exists():
+        command = [sys.executable, "-m", "nip_ray.cli", "model", "smollm2-135m", "--out", str(folder)]
+        made = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        if made.returncode:
+            raise RuntimeError(f"no SmolLM2: {made.stderr[-1500:]}")
+    return folder
+
+
+NEEDS = {"run": trained_run, "model": tiny_model, "smollm2": smollm2}
 
 
 def lines_of_code(path: Path) -> int:

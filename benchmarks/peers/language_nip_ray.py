@@ -1,5 +1,6 @@
-"""A tiny language model, or two with `--variant two`, learns to say one word, by nip_ray's policy gradient with groups:
-the engine of `nip-ray train tune_configs/pg_kuhn_poker.yaml` on this task. Tokens of replies count as steps."""
+"""A tiny language model, or two with `--variant two`, or adapters of SmolLM2 with `--variant lora`, learns to say one
+word, by nip_ray's policy gradient with groups: the engine of `nip-ray train tune_configs/pg_kuhn_poker.yaml` on this
+task. Tokens of replies count as steps."""
 
 import random
 from pathlib import Path
@@ -13,12 +14,14 @@ from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider
 
-PROMPTS, GROUP, REPLY, WORDS = 32, 8, 8, 57
+GROUP, REPLY, WORDS = 8, 8, 57
 
-clock = Clock("nip_ray", "torch", "transformers", window=PROMPTS * GROUP)
+clock = Clock("nip_ray", "torch", "transformers", window=256)
+PROMPTS = 2 if clock.variant == "lora" else 32
 torch.set_num_threads(1)
 torch.manual_seed(clock.seed)
-provider = LocalProvider(method="full", max_batch_size=PROMPTS * GROUP)
+adapters = {"lora_rank": 8} if clock.variant == "lora" else {"method": "full"}
+provider = LocalProvider(max_batch_size=PROMPTS * GROUP, **adapters)
 models = [PolicyModel(Path(clock.run), provider, trained=True) for _ in range(2 if clock.variant == "two" else 1)]
 settings = PolicyGradientSettings(learning_rate=1e-3, micro_batch_tokens=16384)
 draw, number = random.Random(clock.seed), clock.seed * 10**8

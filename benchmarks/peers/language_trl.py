@@ -1,4 +1,5 @@
-"""A tiny language model learns to say one word, by TRL's GRPOTrainer. Tokens of replies count as steps."""
+"""A tiny language model, or adapters of SmolLM2 with `--variant lora`, learns to say one word, by TRL's GRPOTrainer.
+Tokens of replies count as steps."""
 
 import random
 import tempfile
@@ -7,10 +8,11 @@ from typing import Any
 import torch
 from _clock import Clock
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-PROMPTS, GROUP, REPLY, WORDS = 32, 8, 8, 57
+GROUP, REPLY, WORDS = 8, 8, 57
 
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -33,7 +35,9 @@ class Timed(TrainerCallback):
 
 
 last: dict[str, Any] = {}
-clock = Clock("trl", "torch", "transformers", window=PROMPTS * GROUP)
+clock = Clock("trl", "torch", "transformers", window=256)
+lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear") if clock.variant == "lora" else None
+PROMPTS = 2 if lora else 32
 torch.set_num_threads(1)
 draw = random.Random(clock.seed)
 rows = [" ".join(f"w{draw.randrange(WORDS)}" for _ in range(32)) for _ in range(4096)]
@@ -49,6 +53,7 @@ trainer = GRPOTrainer(
     train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": words}]} for words in rows]),
     processing_class=AutoTokenizer.from_pretrained(clock.run),
     callbacks=[Timed()],
+    peft_config=lora,
 )  # fmt: skip
 trainer.train()
 clock.show()

@@ -6,6 +6,7 @@ Decisions that matter here:
 - a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at
   most `PREFILL` tokens over all rows, starting from the prefix that any slot already holds (see
   `nip_ray.serving.slots`). A beginning that waiting prompts share, and equal prompts, are computed once;
+- replies with equal prompts share a slot and every computation until their tokens differ (a branch);
 - work per row and token is plain Python on numbers; tensors are made for all rows together. Tokens become text when a
   reply is done, or at each token if there is a listener.
 """
@@ -62,7 +63,8 @@ class Row:
 
 
 class ContinuousBatch:
-    """Generates for many at once with a model in memory. waiting: not yet started; rows: in progress, one per slot.
+    """Generates for many at once with a model in memory. waiting: not yet started; branches: rows in progress, those
+    in one slot together, at most as many rows as there are slots.
 
     The model may be shared: after changing its weights call `forget` before generating.
     """
@@ -76,12 +78,17 @@ class ContinuousBatch:
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         _read_rows_together(model.get_output_embeddings())
         self.waiting: deque[Row] = deque()
-        self.rows: list[Row] = []
+        self.branches: list[list[Row]] = []
         named = model.generation_config.eos_token_id
         self._ends = chat.ends | {*(named if isinstance(named, list) else [named])} - {None}
         self._slots = Slots(num_slots, chat.context)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._making = threading.Lock()
+
+    @property
+    def rows(self) -> list[Row]:
+        """In progress."""
+        return [row for branch in self.branches for row in branch]
 
     def row(
         self, request: GenerationRequest, on_text: OnText | None = None, future: "Future[Generation] | None" = None
@@ -110,10 +117,10 @@ class ContinuousBatch:
         rows = [self.row(request) for request in requests]
         self.waiting.extend(rows)
         try:
-            while self.rows or self.waiting:
+            while self.branches or self.waiting:
                 self.advance()
         finally:
-            self.rows.clear()
+            self.branches.clear()
             self.waiting.clear()
         return [row.reply for row in rows if row.reply is not None]
 
@@ -124,7 +131,8 @@ class ContinuousBatch:
     @torch.inference_mode()
     def advance(self) -> None:
         """Admit rows to free slots, compute one token for every row, release finished ones."""
-        self._leave([index for index, row in enumerate(self.rows) if row.given_up()])
+        self.branches = [[row for row in branch if not row.given_up()] for branch in self.branches]
+        self._leave([slot for slot, branch in enumerate(self.branches) if not branch])
         room = self._slots.num_slots - len(self.rows)
         if room:  # drop cancelled rows; new rows join in the order of their remaining prompts
             waiting = [row for row in self.waiting if not row.given_up()]
@@ -136,12 +144,12 @@ class ContinuousBatch:
             self.waiting = deque([*joining, *waiting[room:]])
         while self.waiting and len(self.rows) < self._slots.num_slots:
             self._prefill()
-        if self.rows:  # one more token for every row
-            last = torch.tensor([row.tokens[-1] for row in self.rows])
-            lengths = torch.tensor([len(self._slots.tokens[slot]) for slot in range(len(self.rows))])
+        if self.branches:  # one more token for every row
+            last = torch.tensor([branch[0].tokens[-1] for branch in self.branches])
+            lengths = torch.tensor([len(self._slots.tokens[slot]) for slot in range(len(self.branches))])
             logits = self._forward(last[:, None], lengths[:, None], 0)
-            for slot, row in enumerate(self.rows):
-                self._slots.tokens[slot].append(row.tokens[-1])
+            for slot, branch in enumerate(self.branches):
+                self._slots.tokens[slot].append(branch[0].tokens[-1])
             self._slots.changed()
             self._take(logits, 0)
 
@@ -159,10 +167,10 @@ class ContinuousBatch:
         token of each reply."""
         self._prefill_shared()
         # choose prompts, equal ones once, each with the slot that holds its longest prefix
-        first, count, longest = len(self.rows), 0, 0
+        first, count, longest = len(self.branches), 0, 0
         alike: dict[tuple[int, ...], list[Row]] = {}
         sources: list[tuple[int, int]] = []
-        for row in islice(self.waiting, self._slots.num_slots - first):
+        for row in islice(self.waiting, self._slots.num_slots - len(self.rows)):
             prompt = row.request.prompt
             if (key := tuple(prompt)) not in alike:
                 source, shared = self._slots.shared_beginning(prompt)
@@ -184,21 +192,13 @@ class ContinuousBatch:
             self._slots.hold(slot, list(prompt))
         for _ in range(count):
             self.waiting.popleft()
-        self.rows.extend(rows[0] for rows in alike.values())
-        # copy to further rows with an equal prompt, and draw
-        further = [(first + index, row) for index, rows in enumerate(alike.values()) for row in rows[1:]]
-        if further:
-            self._slots.bring(len(self.rows), [(slot, len(row.request.prompt)) for slot, row in further])
-            self.rows.extend(row for _, row in further)
-            logits = torch.cat(
-                [logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]]
-            )
+        self.branches.extend(alike.values())
         self._take(logits, first)
 
     def _prefill_shared(self) -> None:
         """Compute the beginning that all prompts of the first waiting rows share, once, unless a slot holds it."""
-        first = len(self.rows)
-        prompts = [list(row.request.prompt) for row in islice(self.waiting, self._slots.num_slots - first)]
+        first = len(self.branches)
+        prompts = [list(row.request.prompt) for row in islice(self.waiting, self._slots.num_slots - len(self.rows))]
         least, most = min(prompts), max(prompts)
         shared = common_beginning(least, most)  # of the first and the last in sorted order: of all
         source, held = self._slots.shared_beginning(least)
@@ -237,19 +237,46 @@ class ContinuousBatch:
         return out.logits[:, -1]
 
     def _take(self, logits_BV: Tensor, first: int) -> None:
-        """Draw a token for each row from slot `first` on, and release finished rows."""
-        rows, device = self.rows[first:], logits_BV.device
-        for index, row in enumerate(rows):
+        """Draw a token for each row of the branches from slot `first` on, release finished rows, and give a slot of its
+        own to each branch whose token differs from the first's."""
+        rows, owners, numbers = [], [], dict[tuple[Any, ...], int]()
+        for place, branch in enumerate(self.branches[first:]):
+            for row in branch:
+                rows.append(row)
+                how = place, row.request.temperature, row.request.top_p, row.writer and id(row)
+                owners.append(numbers.setdefault(how, len(numbers)))
+        device = logits_BV.device
+        logits_DV = logits_BV[torch.tensor([place for place, *_ in numbers], device=device)]
+        for row, number in zip(rows, owners, strict=True):
             if row.writer and (allowed := row.writer.allowed()) is not None:
-                kept = logits_BV[index, allowed.to(device)].clone()
-                logits_BV[index] = -torch.inf
-                logits_BV[index, allowed.to(device)] = kept
+                kept = logits_DV[number, allowed.to(device)].clone()
+                logits_DV[number] = -torch.inf
+                logits_DV[number, allowed.to(device)] = kept
         uniform_B = uniforms([row.stream for row in rows], [len(row.tokens) for row in rows])
-        temperature_B = torch.tensor([row.request.temperature for row in rows], dtype=torch.float64)
-        top_p_B = torch.tensor([row.request.top_p for row in rows], dtype=torch.float64)
-        token_B, logprob_B = draw(logits_BV, temperature_B.to(device), top_p_B.to(device), uniform_B.to(device))
-        drawn = zip(rows, token_B.tolist(), logprob_B.tolist(), strict=True)
-        self._leave([index for index, (row, *one) in enumerate(drawn, first) if self._extend(row, *one)])
+        temperature_D = torch.tensor([temperature for _, temperature, *_ in numbers], dtype=torch.float64)
+        top_p_D = torch.tensor([top_p for _, _, top_p, _ in numbers], dtype=torch.float64)
+        drawn = draw(
+            logits_DV,
+            temperature_D.to(device),
+            top_p_D.to(device),
+            uniform_B.to(device),
+            torch.tensor(owners, device=device),
+        )
+        tokens = iter(zip(*(values.tolist() for values in drawn), strict=True))
+        parting: list[tuple[int, list[Row]]] = []
+        for slot, branch in enumerate(self.branches[first:], first):
+            alike: dict[int, list[Row]] = {}
+            for row in branch:
+                token, logprob = next(tokens)
+                if not self._extend(row, token, logprob):
+                    alike.setdefault(token, []).append(row)
+            self.branches[slot], *others = alike.values() or [[]]
+            parting += [(slot, other) for other in others]
+        if parting:
+            held = [(slot, len(self._slots.tokens[slot])) for slot, _ in parting]
+            self._slots.bring(len(self.branches), held)
+            self.branches += [other for _, other in parting]
+        self._leave([slot for slot, branch in enumerate(self.branches) if not branch])
 
     def _extend(self, row: Row, token: int, logprob: float) -> bool:
         """Add a token to a reply; True when that was its last."""
@@ -276,14 +303,14 @@ class ContinuousBatch:
         return True
 
     def _leave(self, done: list[int]) -> None:
-        """Free these slots (in order); the last rows move into them, so that occupied slots stay the first ones."""
-        left = len(self.rows) - len(done)
+        """Free these slots (in order); the last branches move into them, so that occupied slots stay the first ones."""
+        left = len(self.branches) - len(done)
         gone = set(done)
-        moves = list(zip(done, (index for index in range(left, len(self.rows)) if index not in gone)))
+        moves = list(zip(done, (index for index in range(left, len(self.branches)) if index not in gone)))
         for hole, index in moves:
-            self.rows[hole] = self.rows[index]
+            self.branches[hole] = self.branches[index]
         self._slots.swap(moves)
-        del self.rows[left:]
+        del self.branches[left:]
 
 
 def _read_rows_together(head: Any) -> None:

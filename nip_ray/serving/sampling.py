@@ -33,36 +33,45 @@ def uniforms(stream_N: Sequence[int], position_N: Sequence[int]) -> Tensor:
     return torch.from_numpy(((bits_N ^ (bits_N >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53)
 
 
-def draw(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its log-probability in the sampling distribution.
+def draw(
+    logits_DV: Tensor, temperature_D: Tensor, top_p_D: Tensor, uniform_B: Tensor, of_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A token for each of B rows, and its log-probability in the sampling distribution.
 
-    top_p: the most likely tokens are kept that have this probability together (Holtzman et al., 2020).
+    top_p: the most likely tokens are kept that have this probability together (Holtzman et al., 2020). of_B: the
+    distribution of each row (None: its own).
     """
-    plain_B, nucleus_B = (temperature_B > 0) & (top_p_B >= 1), (temperature_B > 0) & (top_p_B < 1)
-    if plain_B.all():
-        return _inverse(_probabilities(logits_BV, temperature_B), uniform_B)
-    token_B, logprob_B = logits_BV.argmax(-1), logits_BV.new_zeros(len(logits_BV), dtype=torch.float32)
-    if plain_B.any():
-        prob_BV = _probabilities(logits_BV[plain_B], temperature_B[plain_B])
-        token_B[plain_B], logprob_B[plain_B] = _inverse(prob_BV, uniform_B[plain_B])
-    if nucleus_B.any():
-        prob_BV, order_BV = torch.sort(
-            _probabilities(logits_BV[nucleus_B], temperature_B[nucleus_B]), dim=-1, descending=True, stable=True
-        )
-        kept_BV = (prob_BV.cumsum(-1, dtype=torch.float64) - prob_BV) < top_p_B[nucleus_B, None]
-        rank_B, logprob_B[nucleus_B] = _inverse(prob_BV * kept_BV, uniform_B[nucleus_B])
-        token_B[nucleus_B] = order_BV.gather(1, rank_B[:, None])[:, 0]
+    of_B = torch.arange(len(uniform_B), device=logits_DV.device) if of_B is None else of_B
+    token_B = logits_DV.argmax(-1)[of_B]
+    logprob_B = torch.zeros(len(of_B), dtype=torch.float32, device=logits_DV.device)
+    for whole in (True, False):
+        chosen_D = (temperature_D > 0) & ((top_p_D >= 1) == whole)
+        if not chosen_D.any():
+            continue
+        prob_DV = (logits_DV[chosen_D].float() / temperature_D[chosen_D, None].float()).softmax(-1)
+        row_B = chosen_D[of_B]
+        mine_B = (chosen_D.cumsum(0) - 1)[of_B[row_B]]
+        if whole:
+            token_B[row_B], logprob_B[row_B] = _inverse(prob_DV, uniform_B[row_B], mine_B)
+            continue
+        prob_DV, order_DV = torch.sort(prob_DV, dim=-1, descending=True, stable=True)
+        kept_DV = (prob_DV.cumsum(-1, dtype=torch.float64) - prob_DV) < top_p_D[chosen_D, None]
+        rank_B, logprob_B[row_B] = _inverse(prob_DV * kept_DV, uniform_B[row_B], mine_B)
+        token_B[row_B] = order_DV[mine_B, rank_B]
     return token_B, logprob_B
 
 
-def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
-    return (logits_BV.float() / temperature_B[:, None].float()).softmax(-1)
-
-
-def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def _inverse(weight_DV: Tensor, uniform_B: Tensor, of_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens at which distribution functions reach `uniform` (never without weight), and their log-probabilities."""
-    total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
-    found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]
-    last_B = torch.searchsorted(total_BV, total_BV[:, -1:].contiguous())[:, 0]
-    token_B = torch.minimum(found_B, last_B)
-    return token_B, (weight_BV.gather(1, token_B[:, None])[:, 0].double() / total_BV[:, -1]).log().float()
+    total_DV = weight_DV.cumsum(-1, dtype=torch.float64)
+    end_B = total_DV[of_B, -1]
+    # the numbers of each distribution side by side, so that it is not copied for each of its rows
+    order_B, count_D = of_B.argsort(stable=True), of_B.bincount(minlength=len(total_DV))
+    place_B = torch.empty_like(of_B)
+    place_B[order_B] = torch.arange(len(of_B), device=of_B.device) - (count_D.cumsum(0) - count_D)[of_B[order_B]]
+    number_DK = total_DV.new_zeros(len(total_DV), int(count_D.max()))
+    number_DK[of_B, place_B] = uniform_B * end_B
+    found_B = torch.searchsorted(total_DV, number_DK, right=True)[of_B, place_B]
+    last_D = torch.searchsorted(total_DV, total_DV[:, -1:].contiguous())[:, 0]
+    token_B = torch.minimum(found_B, last_D[of_B])
+    return token_B, (weight_DV[of_B, token_B].double() / end_B).log().float()
