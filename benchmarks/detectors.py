@@ -147,7 +147,7 @@ def config_of(task: str, condition: str) -> dict[str, Any]:
 
 def _task(task: str) -> dict[str, Any]:
     if task == "bisection":
-        data = yaml.safe_load((ROOT / "tune_configs" / "sweep_prover_estimator.yaml").read_text())
+        data = yaml.safe_load((ROOT / "tune_configs" / "prover_estimator.yaml").read_text())
         data["protocol"] = {"name": "bisection", "max_rounds": 5}
         data["scenario"] |= {"length": 4, "num_train": 880, "num_test": 400, "num_exact": 0}
         data["scenario"]["agents"] = {"_default": {"d": 32, "num_layers": 1}}

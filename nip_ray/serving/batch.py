@@ -76,7 +76,6 @@ class ContinuousBatch:
         # without adapters, which hide its arguments
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
-        _read_rows_together(model.get_output_embeddings())
         self.waiting: deque[Row] = deque()
         self.branches: list[list[Row]] = []
         named = model.generation_config.eos_token_id
@@ -225,13 +224,15 @@ class ContinuousBatch:
         ids_BQ, position_BQ = ids_BQ.to(device), position_BQ.to(device)
         self._slots.place(first, position_BQ, width)
         seen_BQ = position_BQ.clamp(min=0)
+        # by index, which copies: torch multiplies a view row by row, and may copy the output layer for each
+        last = torch.tensor([ids_BQ.shape[1] - 1], device=device)
         distance = seen_BQ[:, None, :, None] - torch.arange(width, device=device)  # (B, 1, Q, T)
         out = self.model(
             input_ids=ids_BQ,
             attention_mask=layer_masks(self.model.config, distance >= 0, distance),
             position_ids=seen_BQ,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=last,
             **{self._cache_key: self._slots.as_cache},
         )
         return out.logits[:, -1]
@@ -311,13 +312,6 @@ class ContinuousBatch:
             self.branches[hole] = self.branches[index]
         self._slots.swap(moves)
         del self.branches[left:]
-
-
-def _read_rows_together(head: Any) -> None:
-    """Copy the last hidden states before the output layer: torch multiplies a view of them row by row, each time with
-    a copy of all its weights."""
-    if not head._forward_pre_hooks:  # once for models that share it
-        head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
 
 
 def _tell(row: Row, piece: str) -> None:
