@@ -1,11 +1,10 @@
 """Detectors of judge hacking against exact soundness: the runs of the plan in `benchmarks/plans.md`, measured at every
 test, recorded as they end.
 
-    python benchmarks/detectors.py run --out runs                      # what benchmarks/detectors.json lacks
-    python benchmarks/detectors.py run --out runs --tasks digits --seeds 500
+    python benchmarks/detectors.py --out runs                      # what benchmarks/detectors.json lacks
+    python benchmarks/detectors.py --out runs --tasks digits --seeds 500
 
-A finished run is not made again, and an interrupted command continues with the unfinished runs. The analysis is in
-`_detectors_page.py`.
+A finished run is not made again, and an interrupted command continues with the unfinished runs.
 """
 
 import argparse
@@ -62,17 +61,16 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "recipe": {},
     "PPO alone": {},
     "weak judge": {},
-    "judge stops": {"schedules": {"verifier": _learning(0, LEARNS_UNTIL)}},
-    "provers late": {"schedules": {"provers": _learning(LEARNS_UNTIL, ITERATIONS)}},
-    "judge rests": {"schedules": {"verifier": _learning(0, 1, 4)}},
+    "judge stops": {"verifier": _learning(0, LEARNS_UNTIL)},
+    "provers late": {"provers": _learning(LEARNS_UNTIL, ITERATIONS)},
+    "judge rests": {"verifier": _learning(0, 1, 4)},
 }
-"""Condition -> changes of the config; `provers` names each of them."""
+"""Condition -> when agents learn, if not always; `provers` names each of them."""
 
 
 def main() -> None:
     """Make the runs that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run"])
     parser.add_argument("--out", type=Path, default=Path("runs"), help="Where run folders are made.")
     parser.add_argument("--tasks", nargs="+", choices=list(WEAK), default=list(WEAK))
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
@@ -131,7 +129,7 @@ def config_of(task: str, condition: str) -> dict[str, Any]:
         data["algorithm"]["verdict_gradient"] = "sampled"
     if condition == "weak judge":
         data = laid_over(data, {"scenario": {"agents": {"verifier": WEAK[task]}}})
-    schedules = dict(CONDITIONS[condition].get("schedules", {}))
+    schedules = dict(CONDITIONS[condition])
     if "provers" in schedules:
         late = schedules.pop("provers")
         schedules |= dict.fromkeys(("prover1", "prover0") if task == "bisection" else ("prover",), late)
@@ -147,17 +145,21 @@ def config_of(task: str, condition: str) -> dict[str, Any]:
 
 def _task(task: str) -> dict[str, Any]:
     if task == "bisection":
-        data = yaml.safe_load((ROOT / "tune_configs" / "prover_estimator.yaml").read_text())
+        data = _shipped("prover_estimator")
         data["protocol"] = {"name": "bisection", "max_rounds": 5}
         data["scenario"] |= {"length": 4, "num_train": 880, "num_test": 400, "num_exact": 0}
         data["scenario"]["agents"] = {"_default": {"d": 32, "num_layers": 1}}
         del data["sweep"]
         return data
     if task == "digits":
-        data = yaml.safe_load((ROOT / "tune_configs" / "protocols_digits.yaml").read_text())
+        data = _shipped("protocols_digits")
         return laid_over(data, data.pop("sweep")["cases"]["nip"])
     changes = {"scenario": {"data": {"num_train": 1000, "num_test": 400}}, "play": {"num_copies": 512}}
-    return laid_over(yaml.safe_load((ROOT / "tune_configs" / "quickstart.yaml").read_text()), changes)
+    return laid_over(_shipped("quickstart"), changes)
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "tune_configs" / f"{name}.yaml").read_text())
 
 
 def measured(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -165,6 +167,7 @@ def measured(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str
     config = load_config(folder / CONFIG, checked=False)
     assert isinstance(config, ExperimentConfig)
     made_, place = bench(folder, config, None, None), RunFolder.open(folder)
+    attacker, *_ = attacking_agents(made_.examination.scenario.protocol, ACCEPT)
     tests: list[dict[str, float]] = []
     kept: list[dict[str, nn.Module]] = []
     for iteration in kept_iterations(place.checkpoints):
@@ -177,15 +180,11 @@ def measured(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str
             name: sum(row[key] for row in recent) / len(recent)
             for name, key in (
                 ("training_soundness", "train/verifier/soundness"),
-                ("training_return", f"train/{_attackers(made_)[0]}/return"),
+                ("training_return", f"train/{attacker}/return"),
             )
         }
         tests.append({"iteration": iteration, **training, **_Test(made_, kept).values()})
     return tests
-
-
-def _attackers(made_: Bench) -> tuple[str, ...]:
-    return attacking_agents(made_.examination.scenario.protocol, ACCEPT)
 
 
 class _Test:

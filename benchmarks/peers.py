@@ -261,16 +261,21 @@ def environment(name: str) -> Path:
     raise RuntimeError(f"does not install: {error[-1500:]}")
 
 
+def nip_ray(*arguments: str) -> None:
+    """Run our command. Raises RuntimeError with the end of its errors."""
+    command = [sys.executable, "-m", "nip_ray.cli", *arguments]
+    made = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if made.returncode:
+        raise RuntimeError(f"nip-ray {arguments[0]} failed: {made.stderr[-1500:]}")
+
+
 def trained_run() -> Path:
     """A run of the message game, whose prover is in the other seat; made once."""
     folder = VENVS / "message_game"
     if not (folder / "run.json").exists() or not json.loads((folder / "run.json").read_text()).get("finished"):
         shutil.rmtree(folder, ignore_errors=True)
-        command = [sys.executable, "-m", "nip_ray.cli", "train", str(ROOT / "tune_configs" / "message_game.yaml")]
-        command += ["--run-dir", str(folder), "--quiet", "--set", "runtime.num_threads=1"]
-        made = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        if made.returncode:
-            raise RuntimeError(f"no run of the message game: {made.stderr[-1500:]}")
+        config = str(ROOT / "tune_configs" / "message_game.yaml")
+        nip_ray("train", config, "--run-dir", str(folder), "--quiet", "--set", "runtime.num_threads=1")
     return folder
 
 
@@ -289,10 +294,7 @@ def smollm2() -> Path:
     """SmolLM2-135M, from its package; written once."""
     folder = VENVS / "smollm2"
     if not (folder / "config.json").exists():
-        command = [sys.executable, "-m", "nip_ray.cli", "model", "smollm2-135m", "--out", str(folder)]
-        made = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        if made.returncode:
-            raise RuntimeError(f"no SmolLM2: {made.stderr[-1500:]}")
+        nip_ray("model", "smollm2-135m", "--out", str(folder))
     return folder
 
 

@@ -131,7 +131,7 @@ class ContinuousBatch:
     def advance(self) -> None:
         """Admit rows to free slots, compute one token for every row, release finished ones."""
         self.branches = [[row for row in branch if not row.given_up()] for branch in self.branches]
-        self._leave([slot for slot, branch in enumerate(self.branches) if not branch])
+        self._leave()
         room = self._slots.num_slots - len(self.rows)
         if room:  # drop cancelled rows; new rows join in the order of their remaining prompts
             waiting = [row for row in self.waiting if not row.given_up()]
@@ -197,7 +197,7 @@ class ContinuousBatch:
     def _prefill_shared(self) -> None:
         """Compute the beginning that all prompts of the first waiting rows share, once, unless a slot holds it."""
         first = len(self.branches)
-        prompts = [list(row.request.prompt) for row in islice(self.waiting, self._slots.num_slots - len(self.rows))]
+        prompts = [row.request.prompt for row in islice(self.waiting, self._slots.num_slots - len(self.rows))]
         least, most = min(prompts), max(prompts)
         shared = common_beginning(least, most)  # of the first and the last in sorted order: of all
         source, held = self._slots.shared_beginning(least)
@@ -277,7 +277,7 @@ class ContinuousBatch:
             held = [(slot, len(self._slots.tokens[slot])) for slot, _ in parting]
             self._slots.bring(len(self.branches), held)
             self.branches += [other for _, other in parting]
-        self._leave([slot for slot, branch in enumerate(self.branches) if not branch])
+        self._leave()
 
     def _extend(self, row: Row, token: int, logprob: float) -> bool:
         """Add a token to a reply; True when that was its last."""
@@ -303,11 +303,12 @@ class ContinuousBatch:
                 row.future.set_result(row.reply)
         return True
 
-    def _leave(self, done: list[int]) -> None:
-        """Free these slots (in order); the last branches move into them, so that occupied slots stay the first ones."""
-        left = len(self.branches) - len(done)
-        gone = set(done)
-        moves = list(zip(done, (index for index in range(left, len(self.branches)) if index not in gone)))
+    def _leave(self) -> None:
+        """Free the slots of empty branches; the last branches move into them, so that occupied slots stay the first
+        ones."""
+        holes = [slot for slot, branch in enumerate(self.branches) if not branch]
+        left = len(self.branches) - len(holes)
+        moves = list(zip(holes, (slot for slot in range(left, len(self.branches)) if self.branches[slot])))
         for hole, index in moves:
             self.branches[hole] = self.branches[index]
         self._slots.swap(moves)

@@ -42,13 +42,15 @@ def draw(
     distribution of each row (None: its own).
     """
     of_B = torch.arange(len(uniform_B), device=logits_DV.device) if of_B is None else of_B
+    if ((temperature_D > 0) & (top_p_D >= 1)).all():
+        return _inverse(_probabilities(logits_DV, temperature_D), uniform_B, of_B)
     token_B = logits_DV.argmax(-1)[of_B]
     logprob_B = torch.zeros(len(of_B), dtype=torch.float32, device=logits_DV.device)
     for whole in (True, False):
         chosen_D = (temperature_D > 0) & ((top_p_D >= 1) == whole)
         if not chosen_D.any():
             continue
-        prob_DV = (logits_DV[chosen_D].float() / temperature_D[chosen_D, None].float()).softmax(-1)
+        prob_DV = _probabilities(logits_DV[chosen_D], temperature_D[chosen_D])
         row_B = chosen_D[of_B]
         mine_B = (chosen_D.cumsum(0) - 1)[of_B[row_B]]
         if whole:
@@ -59,6 +61,10 @@ def draw(
         rank_B, logprob_B[row_B] = _inverse(prob_DV * kept_DV, uniform_B[row_B], mine_B)
         token_B[row_B] = order_DV[mine_B, rank_B]
     return token_B, logprob_B
+
+
+def _probabilities(logits_DV: Tensor, temperature_D: Tensor) -> Tensor:
+    return (logits_DV.float() / temperature_D[:, None].float()).softmax(-1)
 
 
 def _inverse(weight_DV: Tensor, uniform_B: Tensor, of_B: Tensor) -> tuple[Tensor, Tensor]:

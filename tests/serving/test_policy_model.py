@@ -118,6 +118,8 @@ def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
     """Against the plain policy gradient of one turn at a time, which at ratio 1 is sum of weight x advantage x
     gradient."""
     whole, parts = make(), make()
+    for model in (whole, parts):  # rounding in single precision exceeds the bound below
+        model._model.double()
     turns, settings = (
         play(whole),
         replace(SETTINGS, aggregation=aggregation, entropy_coefficient=0.0, max_grad_norm=None),
@@ -136,7 +138,7 @@ def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
     expected = gradients(whole)
     for model, size in ((whole, 10**6), (parts, 70)):
         model.step(turns, replace(settings, micro_batch_tokens=size), 4)
-        assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
