@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TUNE_CONFIGS = sorted(
     path
     for path in (ROOT / "tune_configs").glob("*.yaml")
-    if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
+    if not path.stem.startswith("runner_") and "\nsweep:" not in path.read_text(encoding="utf-8")
 )
 QUICKSTART = str(ROOT / "tune_configs" / "quickstart.yaml")
 

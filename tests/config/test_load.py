@@ -23,7 +23,7 @@ from nip_ray.settings.text_training import MaltSettings
 TUNE_CONFIGS = sorted(
     path
     for path in (Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml")
-    if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
+    if not path.stem.startswith("runner_") and "\nsweep:" not in path.read_text(encoding="utf-8")
 )
 
 
