@@ -3,6 +3,7 @@ test, recorded as they end.
 
     python benchmarks/detectors.py --out runs                      # what benchmarks/detectors.json lacks
     python benchmarks/detectors.py --out runs --tasks digits --seeds 500
+    python benchmarks/detectors.py --page                          # docs/detectors.md and its plots
 
 A finished run is not made again, and an interrupted command continues with the unfinished runs.
 """
@@ -13,13 +14,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from _common import NIP_RAY, ROOT, machine
+from _detectors_page import write_page
 from protocol_table import laid_over
 from torch import Tensor, nn
 
@@ -76,7 +78,11 @@ def main() -> None:
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--record", type=Path, default=RECORD, help="Another file, for a pilot.")
+    parser.add_argument("--page", action="store_true", help="Write the page from the finished runs.")
     options = parser.parse_args()
+    if options.page:
+        write_page(recorded(options.record))
+        return
     torch.set_num_threads(1)
     print(machine(), flush=True)
     for seed in options.seeds:
@@ -98,27 +104,39 @@ def recorded(path: Path) -> list[dict[str, Any]]:
 def keep(path: Path, row: dict[str, Any]) -> None:
     """Record a finished run, in the order of the plan."""
     order = [*WEAK], [*CONDITIONS]
-    rows = sorted(
-        [*recorded(path), row],
-        key=lambda one: (order[0].index(one["task"]), order[1].index(one["condition"]), one["seed"]),
+    write(
+        path,
+        sorted(
+            [*recorded(path), row],
+            key=lambda one: (order[0].index(one["task"]), order[1].index(one["condition"]), one["seed"]),
+        ),
     )
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, one a line."""
     path.write_text("[\n" + ",\n".join(f" {json.dumps(one)}" for one in rows) + "\n]\n")
 
 
 def made(task: str, condition: str, seed: int, out: Path) -> dict[str, Any]:
     """Train a run, or continue it, and measure it at every test."""
     folder = out / f"detectors-{task}-{condition.replace(' ', '_')}-{seed}"
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(config_of(task, condition) | {"name": folder.name, "seed": seed}, file, sort_keys=False)
-        file.flush()
-        command = [NIP_RAY, "train", file.name, "--quiet", "--run-dir", str(folder), "--or-resume"]
-        if subprocess.run(command).returncode:
-            sys.exit(f"{folder}: nip-ray train failed")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = trained_in(folder, config_of(task, condition) | {"seed": seed})
     return {
         "tests": measured(folder, rows),
         "minutes": round(sum(row.get("time/iteration_s", 0.0) for row in rows) / 60, 2),
     }
+
+
+def trained_in(folder: Path, data: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Train this config in `folder`, or continue there; returns the run's metrics."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({**data, "name": folder.name}, file, sort_keys=False)
+        file.flush()
+        command = [NIP_RAY, "train", file.name, "--quiet", "--run-dir", str(folder), "--or-resume"]
+        if subprocess.run(command).returncode:
+            sys.exit(f"{folder}: nip-ray train failed")
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def config_of(task: str, condition: str) -> dict[str, Any]:
@@ -145,36 +163,29 @@ def config_of(task: str, condition: str) -> dict[str, Any]:
 
 def _task(task: str) -> dict[str, Any]:
     if task == "bisection":
-        data = _shipped("prover_estimator")
+        data = shipped("prover_estimator")
         data["protocol"] = {"name": "bisection", "max_rounds": 5}
         data["scenario"] |= {"length": 4, "num_train": 880, "num_test": 400, "num_exact": 0}
         data["scenario"]["agents"] = {"_default": {"d": 32, "num_layers": 1}}
         del data["sweep"]
         return data
     if task == "digits":
-        data = _shipped("protocols_digits")
+        data = shipped("protocols_digits")
         return laid_over(data, data.pop("sweep")["cases"]["nip"])
     changes = {"scenario": {"data": {"num_train": 1000, "num_test": 400}}, "play": {"num_copies": 512}}
-    return laid_over(_shipped("quickstart"), changes)
+    return laid_over(shipped("quickstart"), changes)
 
 
-def _shipped(name: str) -> dict[str, Any]:
+def shipped(name: str) -> dict[str, Any]:
+    """A config of tune_configs."""
     return yaml.safe_load((ROOT / "tune_configs" / f"{name}.yaml").read_text())
 
 
 def measured(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """For every test the truth and what detectors read; rows: the run's metrics."""
-    config = load_config(folder / CONFIG, checked=False)
-    assert isinstance(config, ExperimentConfig)
-    made_, place = bench(folder, config, None, None), RunFolder.open(folder)
-    attacker, *_ = attacking_agents(made_.examination.scenario.protocol, ACCEPT)
     tests: list[dict[str, float]] = []
-    kept: list[dict[str, nn.Module]] = []
-    for iteration in kept_iterations(place.checkpoints):
-        networks = copy.deepcopy(trained(made_, load_checkpoint(place.checkpoints, iteration)))
-        for network in networks.values():
-            network.eval()
-        kept.append(networks)
+    for iteration, test in _tests(folder):
+        attacker, *_ = attacking_agents(test.protocol, ACCEPT)
         recent = [row for row in rows if iteration - EVERY < row["iteration"] <= iteration]
         training = {
             name: sum(row[key] for row in recent) / len(recent)
@@ -183,8 +194,28 @@ def measured(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str
                 ("training_return", f"train/{attacker}/return"),
             )
         }
-        tests.append({"iteration": iteration, **training, **_Test(made_, kept).values()})
+        tests.append({"iteration": iteration, **training, **test.values()})
     return tests
+
+
+def last_test(folder: Path) -> dict[str, float]:
+    """The values of a run's last test."""
+    *_, (_, test) = _tests(folder)
+    return test.values()
+
+
+def _tests(folder: Path) -> Iterator[tuple[int, "_Test"]]:
+    """The iteration of each checkpoint, and a test of its networks."""
+    config = load_config(folder / CONFIG, checked=False)
+    assert isinstance(config, ExperimentConfig)
+    made_, place = bench(folder, config, None, None), RunFolder.open(folder)
+    kept: list[dict[str, nn.Module]] = []
+    for iteration in kept_iterations(place.checkpoints):
+        networks = copy.deepcopy(trained(made_, load_checkpoint(place.checkpoints, iteration)))
+        for network in networks.values():
+            network.eval()
+        kept.append(networks)
+        yield iteration, _Test(made_, kept)
 
 
 class _Test:

@@ -110,6 +110,10 @@ class LearnerGroup:
         self.steps += 1
         return told
 
+    def forget_moments(self) -> None:
+        """Start the optimizers of all actors anew."""
+        self._all("forget_moments")
+
     def weights(self) -> dict[str, Tensor]:
         """See `PolicyModel.weights`."""
         return self._results([self._actors[0].call.remote("weights")])

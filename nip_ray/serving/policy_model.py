@@ -205,6 +205,11 @@ class PolicyModel:
         self._batch.forget()
         return total, norm, figures
 
+    def forget_moments(self) -> None:
+        """Start the optimizer anew."""
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+
     # ------------------------------------------------------------------------------------------------------------ state
 
     def weights(self) -> dict[str, Tensor]:

@@ -221,6 +221,11 @@ class ServicePolicy:
         self._start_logprobs |= zip(new, self._logprobs_by(self._start, list(new.values())), strict=True)
         return [self._start_logprobs[key] for key in keys]
 
+    def forget_moments(self) -> None:
+        """Go on with a new client, which starts from these weights."""
+        saved = self._link.result(self._learner().save_state(f"weights-{self.steps:06d}", overwrite=True))
+        self._client = self._link.made(self._link.learner_of(saved.path, self._seed))
+
     def weights(self) -> dict[str, Any]:
         """The address of the current learning weights, for sampling."""
         if self._client is None and self._state is None:

@@ -68,6 +68,10 @@ class Policy(Protocol):
         """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
         ...
 
+    def forget_moments(self) -> None:
+        """Start the optimizer anew: moments of another loss would scale the steps of the next one."""
+        ...
+
     def weights(self) -> Mapping[str, Any]:
         """The current learning weights, or how to obtain them: tensors on the CPU and plain values."""
         ...

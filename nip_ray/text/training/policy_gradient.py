@@ -379,8 +379,12 @@ class PolicyGradientTrainer:
             if self.progress is not None:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
-            if self.models[group].steps and self.rule.follows_start(self.groups[group][0]):
-                self.models[group].save(self._folder(group, _start_name(group)))
+            model = self.models[group]
+            if model.steps:
+                # Adam's second moments of the larger supervised gradients would shrink the first hundreds of steps
+                model.forget_moments()
+                if self.rule.follows_start(self.groups[group][0]):
+                    model.save(self._folder(group, _start_name(group)))
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]

@@ -336,6 +336,14 @@ def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp
     assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
 
 
+def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path) -> None:
+    """Second moments of supervised gradients, which are larger, made the first steps of the rule a tenth as long."""
+    run_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
+    for iteration, learned in ((0, False), (2, True)):
+        tensors = load_checkpoint(tmp_path / "run" / "checkpoints", iteration).tensors
+        assert [bool(state["moments"]) for state in tensors.values()] == [learned] * 3
+
+
 def test_a_curriculum_teaches_nothing_that_is_held_out(make: Make, tmp_path: Path) -> None:
     """Of the same length, so that chains of a stage are, but for numbers, held-out ones of the run."""
     config = make(curriculum=[{"until_iteration": 2, "changes": ["scenario.num_train=1200", "scenario.num_test=40"]}])
