@@ -203,9 +203,9 @@ class StateTracking(Scenario):
         verifier = protocol.verifier
         if self.walks is not None:
             worst = worst_acceptance_of_estimates(
-                false, *(self._asks(networks, agent, false_I) for agent in ("estimator", "verifier"))
+                false, *(self.asks(networks, agent, false_I) for agent in ("estimator", "verifier"))
             )
-            least = least_acceptance_of_estimates(true, self._asks(networks, "verifier", true_I))
+            least = least_acceptance_of_estimates(true, self.asks(networks, "verifier", true_I))
         elif seats.bisects:
             worst = worst_acceptance(false, chances(seats.pointer, false_I), chances(verifier, false_I))
             least = least_acceptance(true, chances(seats.committer, true_I), chances(verifier, true_I))
@@ -232,7 +232,7 @@ class StateTracking(Scenario):
         agent = self.protocol.verifier or ""
         return self._asked(verifier, agent, self._tokens(agent, id_I, now))[0][:, : self.settings.length]
 
-    def _asks(self, networks: Mapping[str, nn.Module], agent: str, id_I: Tensor) -> Asked:
+    def asks(self, networks: Mapping[str, nn.Module], agent: str, id_I: Tensor) -> Asked:
         """The probabilities of the estimator or the verifier at claims about the chains `id_I`; see `Asked`."""
 
         def asked(at: Claims) -> Tensor:
