@@ -337,7 +337,7 @@ def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp
 
 
 def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path) -> None:
-    """Second moments of supervised gradients, which are larger, made the first steps of the rule a tenth as long."""
+    """Second moments of supervised gradients, several times larger, would shorten the first steps of the rule."""
     run_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
     for iteration, learned in ((0, False), (2, True)):
         tensors = load_checkpoint(tmp_path / "run" / "checkpoints", iteration).tensors
