@@ -67,7 +67,7 @@ def found(folder: Path) -> tuple[float, ...] | None:
 
 
 def agreement(chains: Any, estimator: Asked) -> float:
-    """How often the most likely answer of an estimator is the true one, at the first claim with each middle state."""
+    """The share of first claims, with each middle state, about which an estimator's most likely answer is true."""
     count, states = len(chains.claim_I), 5
     item_N = torch.arange(count).repeat_interleave(states)
     nothing_N, zero_N = torch.full_like(item_N, -1), torch.zeros_like(item_N)

@@ -111,7 +111,7 @@ class LearnerGroup:
         return told
 
     def forget_moments(self) -> None:
-        """Start the optimizers of all actors anew."""
+        """Restart the optimizers of all actors."""
         self._all("forget_moments")
 
     def weights(self) -> dict[str, Tensor]:

@@ -206,7 +206,7 @@ class PolicyModel:
         return total, norm, figures
 
     def forget_moments(self) -> None:
-        """Start the optimizer anew."""
+        """Restart the optimizer."""
         if self._optimizer is not None:
             self._optimizer.state.clear()
 

@@ -69,7 +69,7 @@ class Policy(Protocol):
         ...
 
     def forget_moments(self) -> None:
-        """Start the optimizer anew: moments of another loss would scale the steps of the next one."""
+        """Restart the optimizer: moments of another loss would scale the steps of the next one."""
         ...
 
     def weights(self) -> Mapping[str, Any]:
