@@ -72,13 +72,9 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 
 def main() -> None:
     """Make the runs that are missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="Where run folders are made.")
+    parser = parser_of(__doc__, SEEDS, RECORD)
     parser.add_argument("--tasks", nargs="+", choices=list(WEAK), default=list(WEAK))
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--record", type=Path, default=RECORD, help="Another file, for a pilot.")
-    parser.add_argument("--page", action="store_true", help="Write the page from the finished runs.")
     options = parser.parse_args()
     if options.page:
         write_page(recorded(options.record))
@@ -94,6 +90,16 @@ def main() -> None:
                     keep(options.record, row)
                     last = row["tests"][-1]
                     print(json.dumps({**key, **{name: last[name] for name in ("realised", "exact")}}), flush=True)
+
+
+def parser_of(description: str | None, seeds: Sequence[int], record: Path) -> argparse.ArgumentParser:
+    """The options of a script that makes runs and records them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="Where run folders are made.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+    parser.add_argument("--record", type=Path, default=record, help="Another file, for a pilot.")
+    parser.add_argument("--page", action="store_true", help="Write the page from the finished runs.")
+    return parser
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:

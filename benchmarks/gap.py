@@ -8,15 +8,13 @@ interrupted command continues with the unfinished runs. In a game of Elo a verif
 wins if its most likely verdict rejects it; messages are sampled.
 """
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from _common import ROOT, machine
 from _gap_page import write_page
-from detectors import last_test, recorded, shipped, trained_in, write
+from detectors import last_test, parser_of, recorded, shipped, trained_in, write
 from protocol_table import laid_over
 
 RECORD = ROOT / "benchmarks" / "gap.json"
@@ -28,12 +26,7 @@ KEYS = ("accuracy", "realised", "exact")
 
 def main() -> None:
     """Make the runs that are missing, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="Where run folders are made.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--record", type=Path, default=RECORD, help="Another file, for a pilot.")
-    parser.add_argument("--page", action="store_true", help="Write the page from the finished runs.")
-    options = parser.parse_args()
+    options = parser_of(__doc__, SEEDS, RECORD).parse_args()
     if options.page:
         write_page(recorded(options.record))
         return
