@@ -141,7 +141,9 @@ def _shown(value: float | str | None) -> str:
 
 def say(text: str) -> None:
     """Print one line on stderr, without secrets."""
-    print(Redactor()(text), file=BestEffort(sys.stderr), flush=True)
+    file = BestEffort(sys.stderr)
+    file.write(Redactor()(text) + "\n")  # one write: print makes two, and lines of several threads would mix
+    file.flush()
 
 
 def say_stage(text: str, quiet: bool) -> None:
