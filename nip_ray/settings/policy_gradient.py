@@ -74,6 +74,9 @@ class TokenTrainingSettings:
     kl_estimator: Literal["k3", "k2"] = option(
         "k3", "Its estimator: k3 as in GRPO, or k2 (gradient of KL(policy || start))."
     )
+    kl_refresh: int | None = option(
+        None, "Iterations after which the current model becomes the start model (none: never).", ge=1
+    )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
     anneal_learning_rate: bool = option(
@@ -138,7 +141,7 @@ class TokenTrainingSettings:
                 " rollouts"
             )
         follows = any(one.kl_coefficient or one.final_kl_coefficient for one in (self, *self.agents.values()))
-        for key in ("kl_estimator", "final_kl_coefficient"):
+        for key in ("kl_estimator", "final_kl_coefficient", "kl_refresh"):
             if getattr(self, key) != getattr(TokenTrainingSettings, key) and not follows:
                 yield f"{key}: kl_coefficient is 0, leave it out or raise that"
         for key in ("warmup_batch_size", "warmup_learning_rate"):

@@ -211,11 +211,12 @@ def _rule(
     rule = config.algorithm
     num_test_items = min((limit for limit in (rule.num_test_items, max_instances) if limit is not None), default=None)
     if isinstance(rule, TokenTrainingSettings):
-        unset = type(rule)()
+        unset, follows = type(rule)(), any(map(rule.follows_start, agents))
         return replace(
             rule,
             agents={agent: replace(rule.of_agent(agent), from_iteration=1, until_iteration=None) for agent in agents},
-            kl_estimator=rule.kl_estimator if any(map(rule.follows_start, agents)) else unset.kl_estimator,
+            kl_estimator=rule.kl_estimator if follows else unset.kl_estimator,
+            kl_refresh=rule.kl_refresh if follows else None,
             format_warmup=0,
             warmup_steps=0,
             warmup_batch_size=unset.warmup_batch_size,

@@ -7,10 +7,11 @@ Decisions that matter here:
   is, on a CPU, identical to an uninterrupted one; everything after the last checkpoint is repeated;
 - a turn is one prompt and one reply. A learning agent's turn has one attempt: an unusable reply is a turn like any
   other, paid as an empty message;
-- checkpoints are complete before `state.json` names them. At the end, and at the start for a KL term, models are
+- checkpoints are complete before `state.json` names them. At the end, and where a KL term refers to them, models are
   written as folders of their provider, for evaluation, attacks and other runs.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,7 @@ class PolicyGradientTrainer:
         else:
             plays = ModelPlay(config, self.models, self._bills, None if self.past is None else self.past.load)
         self._playing = Playing(plays, learning, self.groups, self._train_tasks)
-        self._with_start: set[str] = set()
+        self._start_of: dict[str, str] = {}
         self._warned: set[str] = set()
         self._continue_from_checkpoint()
 
@@ -318,11 +319,11 @@ class PolicyGradientTrainer:
         rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
-        # the reference of its KL term: the model after the warm-up
-        if rule.kl_coefficient and group not in self._with_start:
-            kept = self._folder(group, _start_name(group))
+        start = self._start_name(group, iteration)
+        if rule.kl_coefficient and self._start_of.get(group) != start:
+            kept = self._folder(group, start)
             model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
-            self._with_start.add(group)
+            self._start_of[group] = start
         told: list[dict[str, float]] = []
         if difference is not None:
             self._check_difference(group, difference)
@@ -384,7 +385,7 @@ class PolicyGradientTrainer:
                 # Adam's second moments of the larger supervised gradients would shrink the first hundreds of steps
                 model.forget_moments()
                 if self.rule.follows_start(self.groups[group][0]):
-                    model.save(self._folder(group, _start_name(group)))
+                    model.save(self._folder(group, self._start_name(group, 0)))
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
@@ -489,10 +490,31 @@ class PolicyGradientTrainer:
             self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
         self.state = replace(self.state, iteration=iteration, stage="sample")
+        if not over:
+            self._refresh_starts(iteration)
         if over:
             self._end(iteration)
         if over or iteration % self.rule.checkpoint_every == 0:
             self._save(iteration)
+
+    def _start_name(self, group: str, iteration: int) -> str:
+        """The reference of a group's KL term in an iteration (from 0): the model after the warm-up, or a later one."""
+        since = 0 if self.rule.kl_refresh is None else iteration - iteration % self.rule.kl_refresh
+        return f"{group}-start-{since:06d}" if since else f"{group}-start"
+
+    def _refresh_starts(self, iteration: int) -> None:
+        """Save what the KL terms refer to from now on, and delete what no kept checkpoint needs."""
+        every = self.rule.kl_refresh
+        if not iteration or every is None or iteration % every:
+            return
+        oldest = min(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
+        for group in self._learners():
+            if self.rule.follows_start(self.groups[group][0]):
+                self.models[group].save(self._folder(group, self._start_name(group, iteration)))
+                needed = self._start_name(group, oldest)
+                for folder in self._folder(group, group).parent.glob(f"{group}-start-??????"):
+                    if folder.name < needed:
+                        shutil.rmtree(folder)
 
     def _end(self, iteration: int) -> None:
         """Save the models of a finished run."""
@@ -565,7 +587,3 @@ class PolicyGradientTrainer:
             kept = max(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
             ending = f"; `nip-ray resume {self.folder.path} --iterations {kept}` ends this one with its last checkpoint"
             raise type(error)(f"{place}: {error}{ending if kept else ''}") from None
-
-
-def _start_name(group: str) -> str:
-    return f"{group}-start"

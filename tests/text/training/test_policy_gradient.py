@@ -109,6 +109,7 @@ def weights(path: Path) -> dict[str, bytes]:
             "num_epochs": 2,
             "minibatch_size": 20,
             "kl_coefficient": 0.1,
+            "kl_refresh": 2,
         },
         {
             "curriculum": [
@@ -268,9 +269,8 @@ def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
 
 def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
-    raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(
-        mode="json"
-    )
+    verifier = {"verifier": {"kl_coefficient": 0.1}}
+    raw = make(entropy_coefficient=0.1, kl_estimator="k2", kl_refresh=2, agents=verifier).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {
         **raw["scenario"]["agents"]["_default"],
         "frozen": True,
@@ -334,6 +334,16 @@ def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp
     run_experiment(config, tmp_path / "run", quiet=True)
     assert ["learn/prover0/kl" in row for row in rows(tmp_path / "run")] == [False, True, True, True]
     assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
+
+
+def test_kl_to_a_model_that_is_refreshed_before_every_step_is_0(make: Make, tmp_path: Path) -> None:
+    """And folders stay that a kept checkpoint would load."""
+    run_experiment(make(kl_coefficient=0.1, kl_refresh=1), tmp_path / "run", quiet=True)
+    assert all(abs(row["learn/prover0/kl"]) < 1e-6 for row in rows(tmp_path / "run"))
+    names = (path.name for path in (tmp_path / "run" / "local" / "models").glob("prover0*"))
+    assert sorted(names) == [
+        "prover0-000004", "prover0-start", *(f"prover0-start-{number:06d}" for number in (1, 2, 3))
+    ]  # fmt: skip
 
 
 def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path) -> None:
