@@ -76,8 +76,9 @@ class Cell:
 
 
 LIMITS = ("--seconds", "10", "--cap", "60")
+SHORT_KUHN = "algorithm.lr=0.01,algorithm.average_weights=null,algorithm.entropy_coefficient=0.1"
 SHORT_LEDUC = "algorithm.lr=0.03,play.num_copies=600,algorithm.minibatch_size=4800"
-"""The shipped config is for ten minutes."""
+"""The shipped configs are for two and for ten minutes."""
 
 
 def game(peer: str, name: str, **more: Any) -> Cell:
@@ -113,8 +114,8 @@ CELLS = [
     game("TorchRL", "torchrl"),
     game("BenchMARL", "benchmarl"),
     game("RLlib", "rllib"),
-    poker("OpenSpiel, CFR", "kuhn", "20", "cfr"),
-    poker("OpenSpiel, PPO", "kuhn", "20", "ppo"),
+    poker("OpenSpiel, CFR", "kuhn", "20", "cfr", SHORT_KUHN),
+    poker("OpenSpiel, PPO", "kuhn", "20", "ppo", SHORT_KUHN),
     poker("OpenSpiel, CFR", "leduc", "40", "cfr", SHORT_LEDUC),
     poker("OpenSpiel, PPO", "leduc", "40", "ppo", SHORT_LEDUC),
     cartpole("Stable-Baselines3, PPO", "sb3", "sb3"),

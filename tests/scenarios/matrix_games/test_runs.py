@@ -99,7 +99,7 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
 @pytest.mark.parametrize(
     ("name", "metric", "most"),
     [
-        ("kuhn_poker", "eval/exploitability", 0.05),
+        ("kuhn_poker", "eval/exploitability", 0.015),
         ("leduc_poker", "eval/exploitability", 0.25),
         ("matching_pennies", "eval/distance_to_nash", 0.05),
     ],
