@@ -30,6 +30,10 @@ NAMES = sorted(path.stem for path in (FOLDER / "configs").glob("*.yaml"))
 TOLERANCE = 1e-5
 """Relative, or absolute below 1."""
 
+NEAR_TIES = ("gi_debate_search",)
+"""Cases in which rounding decides between messages of nearly equal value: on a processor of another make only the first
+row is compared."""
+
 _LEFT_OUT = re.compile(r"time/|.*_s$|version$")
 Record = dict[str, Any]
 
@@ -128,10 +132,12 @@ def recorded(name: str) -> Record:
     return json.loads((FOLDER / "recorded" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def differences(expected: Record, found: Record) -> list[str]:
+def differences(name: str, expected: Record, found: Record) -> list[str]:
     """What is not as recorded, a line each, the first row first."""
     exact = expected["machine"] == found["machine"]
     lines = []
+    if name in NEAR_TIES and not exact:
+        expected, found = ({**record, "rows": record["rows"][:1], "weights": {}} for record in (expected, found))
     if len(expected["rows"]) != len(found["rows"]):
         lines.append(f"{len(found['rows'])} rows, recorded {len(expected['rows'])}")
     for number, (before, now) in enumerate(zip(expected["rows"], found["rows"], strict=False), 1):
@@ -178,7 +184,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             found = produce(name, Path(folder))
         path = FOLDER / "recorded" / f"{name}.json"
-        lines = differences(recorded(name), found) if path.exists() else ["no record"]
+        lines = differences(name, recorded(name), found) if path.exists() else ["no record"]
         if arguments.write and (lines or found != recorded(name)):
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
