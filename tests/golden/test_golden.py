@@ -10,7 +10,7 @@ from tests.golden.rows import NAMES, differences, how_compared, produce, recorde
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_as_recorded(name: str, tmp_path: Path) -> None:
     expected, found = recorded(name), produce(name, tmp_path)
-    lines = differences(name, expected, found)
+    lines = differences(expected, found)
     rest = f"\n  and {len(lines) - 12} more" if len(lines) > 12 else ""
     shown = "\n  ".join(lines[:12])
     assert not lines, (
