@@ -490,10 +490,10 @@ class PolicyGradientTrainer:
             self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
         self.state = replace(self.state, iteration=iteration, stage="sample")
-        if not over:
-            self._refresh_starts(iteration)
         if over:
             self._end(iteration)
+        else:
+            self._refresh_starts(iteration)
         if over or iteration % self.rule.checkpoint_every == 0:
             self._save(iteration)
 
@@ -510,10 +510,10 @@ class PolicyGradientTrainer:
         oldest = min(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
         for group in self._learners():
             if self.rule.follows_start(self.groups[group][0]):
-                self.models[group].save(self._folder(group, self._start_name(group, iteration)))
-                needed = self._start_name(group, oldest)
-                for folder in self._folder(group, group).parent.glob(f"{group}-start-??????"):
-                    if folder.name < needed:
+                start, needed = (self._folder(group, self._start_name(group, one)) for one in (iteration, oldest))
+                self.models[group].save(start)
+                for folder in start.parent.glob(f"{group}-start-??????"):
+                    if folder < needed:
                         shutil.rmtree(folder)
 
     def _end(self, iteration: int) -> None:
