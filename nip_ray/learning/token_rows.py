@@ -3,7 +3,7 @@
 Decisions that matter here:
 - the model's input for a turn is its prompt and all of its reply but the last token. If that is a prefix of another
   turn's (earlier turns of a dialogue, equal replies to one prompt), both are read off one row; causal attention makes
-  this exact;
+  this exact. Equal tokens of equal replies share one distribution over the vocabulary;
 - rows that share enough with another (see `joins`) branch off it: one row holds them all, one branch after the other,
   and a token attends to those before it in its own row;
 - rows are sorted by length and cut into parts of a maximum number of tokens, padding included. Padding is at the right,
@@ -50,19 +50,21 @@ class Turn:
 @dataclass(frozen=True)
 class Part:
     """R rows of L tokens, the N turns that are read off them, of at most T tokens of reply, and their E tokens in all,
-    turn by turn.
+    turn by turn, of which U are distinct.
 
-    turns: their numbers. column_C: the columns after which something is read. row_E, column_E: the row, and the place
-    in column_C, after which a token is read. mask_NT: 1 where a turn has a token, so `mask_NT.bool()` has E places.
+    turns: their numbers. column_C: the columns after which something is read. row_U, column_U: the row, and the place
+    in column_C, after which a token is read. distinct_E: the distinct token of each. mask_NT: 1 where a turn has a
+    token, so `mask_NT.bool()` has E places.
     """
 
     turns: list[int]
     ids_RL: Tensor
     column_C: Tensor
-    row_E: Tensor
-    column_E: Tensor
-    token_E: Tensor
-    temperature_E: Tensor
+    row_U: Tensor
+    column_U: Tensor
+    token_U: Tensor
+    temperature_U: Tensor
+    distinct_E: Tensor
     mask_NT: Tensor
     old_logprob_NT: Tensor
     advantage_N: Tensor
@@ -185,8 +187,14 @@ def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[
     held_RL = torch.arange(len(trees[-1].ids)) < torch.tensor([[len(tree.ids)] for tree in trees])
     ids_RL = torch.zeros(held_RL.shape, dtype=torch.long)
     ids_RL[held_RL] = torch.tensor(list(chain.from_iterable(tree.ids for tree in trees)))
-    read = (path[len(turn.prompt) - 1 :][: len(turn.reply)] for turn, (_, _, path) in zip(here, found, strict=True))
-    column_C, column_E = torch.tensor(list(chain.from_iterable(read))).unique(return_inverse=True)
+    drawn = [
+        (place, column, token, turn.temperature)
+        for turn, (_, place, path) in zip(here, found, strict=True)
+        for column, token in zip(path[len(turn.prompt) - 1 :], turn.reply, strict=False)
+    ]
+    distinct = {one: number for number, one in enumerate(dict.fromkeys(drawn))}  # equal tokens of equal replies
+    row_U, column_U, token_U, temperature_U = (torch.tensor(value) for value in zip(*distinct, strict=True))
+    column_C, column_U = column_U.unique(return_inverse=True)
     old_logprob_NT = torch.zeros(mask_NT.shape)
     drawn_N = torch.tensor([len(turn.logprobs) > 0 for turn in here])
     logprobs = list(chain.from_iterable(turn.logprobs for turn in here))
@@ -195,10 +203,11 @@ def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[
         turns=numbers,
         ids_RL=ids_RL,
         column_C=column_C,
-        row_E=torch.tensor([place for _, place, _ in found]).repeat_interleave(length_N),
-        column_E=column_E,
-        token_E=torch.tensor(list(chain.from_iterable(turn.reply for turn in here))),
-        temperature_E=torch.tensor([turn.temperature for turn in here]).repeat_interleave(length_N),
+        row_U=row_U,
+        column_U=column_U,
+        token_U=token_U,
+        temperature_U=temperature_U.float(),
+        distinct_E=torch.tensor([distinct[one] for one in drawn]),
         mask_NT=mask_NT.float(),
         old_logprob_NT=old_logprob_NT,
         advantage_N=torch.tensor([turn.advantage for turn in here], dtype=torch.float32),

@@ -168,8 +168,9 @@ class PolicyModel:
             mask = layer_masks(self._model.config, part.seen_RLL[:, None], distance_RLL[:, None])
             seen = {"attention_mask": mask, "position_ids": part.place_RL}
         out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C, **seen)
-        logits_EV = out.logits[part.row_E, part.column_E]
-        return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
+        logits_UV = out.logits[part.row_U, part.column_U]
+        found = log_probs_and_entropy(logits_UV, part.token_U, part.temperature_U[:, None], entropy_gradient)
+        return found[0][part.distinct_E], found[1][part.distinct_E]
 
     def _descend(
         self,

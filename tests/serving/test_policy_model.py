@@ -69,7 +69,7 @@ def test_rows_are_merged() -> None:
     turns = [Turn([1, 2], [3, 4]), Turn([1, 2, 3, 4, 5], [6]), Turn([9], [8, 7, 6]), Turn([1, 2], [3, 9])]
     one, two = parts_of(turns, 5)
     assert (one.ids_RL.tolist(), two.ids_RL.tolist()) == ([[9, 8, 7]], [[1, 2, 3, 4, 5]])
-    assert (two.turns, two.token_E.tolist()) == ([0, 1, 3], [3, 4, 6, 3, 9])
+    assert (two.turns, two.token_U[two.distinct_E].tolist()) == ([0, 1, 3], [3, 4, 6, 3, 9])
     assert two.by_turn(torch.arange(1.0, 6)).tolist() == [[1, 2], [3, 0], [4, 5]]
     assert two.seen_RLL is None
     (tree,) = parts_of([Turn([1, 2], [3, 4]), Turn([1, 2], [5, 4]), Turn([1, 2, 5, 6], [7]), Turn([9, 8, 7], [6])], 100)
