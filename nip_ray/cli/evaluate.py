@@ -236,8 +236,8 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
         print_table([f"{goal}: right verdicts against", "", "training", measured], rows)
 
 
-def _interval(record: Mapping[str, Any]) -> str:
-    if record["estimate"] is None:
+def _interval(record: Mapping[str, Any] | None) -> str:
+    if record is None or record["estimate"] is None:
         return "-"
     if record.get("exact"):
         return f"{record['estimate']:.3f} exact"

@@ -1,6 +1,7 @@
 """Policy gradient of language models from end to end, with models of a few thousand weights: resume, groups, what ends
 a run."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from nip_ray.cli import app
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.errors import TrainingError, UserError
@@ -285,7 +288,10 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     ]
     with pytest.raises(UserError, match="text_prompts: state_tracking is played in a closed list of words"):
         evaluate_run(tmp_path / "run", attacked=True, settings=[*chosen, "evaluation.attack.text_prompts=[lie]"])
-    found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
+    changes = [word for setting in chosen for word in ("--set", setting)]
+    result = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--attack", *changes])
+    assert "best_of (chosen)" in result.stdout, result.output
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())["attack"]["soundness"]
     assert [(row["name"], row["iterations"]) for row in found["attackers"][:2]] == [("own", 0), ("continued", 3)]
     attack, best = tmp_path / "run" / found["run_dir"], found["attackers"][2]
     assert (best["name"], best["chosen"], best["start"] in ("own", "continued")) == ("best_of", True, True)
