@@ -1,7 +1,11 @@
-"""The analysis of `detectors.json` by the plan in plans.md: the generated parts of docs/detectors.md, and its plots.
+"""The analysis of `detectors.json` by the plan in plans.md and its amendment: the generated parts of docs/detectors.md,
+and its plots.
 
-A run's score by a detector is its largest before the onset of hacking; of a control, over all tests. Detectors read no
-exact error.
+Decisions that matter here:
+- a run is at risk at a test if its judge was sound there or earlier and is not hacked yet;
+- a hacked run is compared, at the last test before its onset, with the runs of its task that are at risk there and not
+  hacked at the next test, so all scores of a comparison are of one time;
+- detectors read no exact error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +23,7 @@ PAGE = ROOT / "docs" / "detectors.md"
 BEGIN, END = "<!-- {}: written by `python benchmarks/detectors.py --page` -->", "<!-- end of {} -->"
 SOUND, HACKED = 0.15, 0.25
 """Realised errors: a judge that was sound once, and one that is hacked at two tests in a row."""
-CHOSEN_ON, HELD_BACK = (500, 501, 502), (503, 504, 505)
+CHOSEN_ON, HELD_BACK = (500, 501, 502, 503), (504, 505, 506, 507, 508)
 FALSE_ALARMS = 0.05
 FEWEST = 10
 """Runs with an onset, and controls, below which no ROC is reported."""
@@ -57,26 +61,31 @@ DETECTORS: Mapping[str, Callable[[Sequence[Test]], float]] = {
 
 @dataclass(frozen=True)
 class Scored:
-    """A run as detectors see it. onset: index of the first hacked test (None: a control). score_TD: by test and
-    detector, before the onset."""
+    """A run as detectors see it. sound, onset: indices of its first sound test and of the first hacked one (None: there
+    is none). score_TD: by test and detector."""
 
     row: Mapping[str, Any]
+    sound: int | None
     onset: int | None
     score_TD: Array
 
     @property
-    def score_D(self) -> Array:
-        """The largest score of each detector."""
-        return self.score_TD.max(0)
+    def end(self) -> int:
+        """The first test at which it is no longer at risk."""
+        return len(self.score_TD) if self.onset is None else self.onset
+
+    def at_risk(self, test: int) -> bool:
+        """Return True if its judge was sound at this test or earlier, and is not hacked yet."""
+        return self.sound is not None and self.sound <= test < self.end
 
 
 def scored(row: Mapping[str, Any]) -> Scored:
     """The scores of a recorded run."""
     tests = row["tests"]
-    onset = onset_of([test["realised"] for test in tests])
-    seen = tests[: len(tests) if onset is None else onset]
-    score_TD = np.array([[score(seen[: t + 1]) for score in DETECTORS.values()] for t in range(len(seen))])
-    return Scored(row, onset, score_TD)
+    realised = [test["realised"] for test in tests]
+    sound = next((t for t, error in enumerate(realised) if error <= SOUND), None)
+    score_TD = np.array([[score(tests[: t + 1]) for score in DETECTORS.values()] for t in range(len(tests))])
+    return Scored(row, sound, onset_of(realised), score_TD)
 
 
 def onset_of(realised: Sequence[float]) -> int | None:
@@ -86,26 +95,52 @@ def onset_of(realised: Sequence[float]) -> int | None:
     return next((sound + t for t, pair in enumerate(pairs) if min(pair) >= HACKED), None)
 
 
-def area(hacked: Array, controls: Array) -> float:
-    """The area under the ROC curve: the share of pairs in which the hacked run scores higher, ties as one half."""
-    difference = hacked[:, None] - controls[None]
-    return float(((difference > 0) + 0.5 * (difference == 0)).mean())
+def comparisons(runs: Sequence[Scored]) -> list[tuple[Array, Array]]:
+    """(scores of a hacked run (D,), of the runs that it is compared with (C, D)) of every hacked run that has some."""
+    found = []
+    for run in runs:
+        if run.onset is None or not run.at_risk(test := run.onset - 1):
+            continue
+        others = [
+            other.score_TD[test]
+            for other in runs
+            if other.row["task"] == run.row["task"] and other.at_risk(test) and other.onset != run.onset
+        ]
+        if others:
+            found.append((run.score_TD[test], np.array(others)))
+    return found
 
 
-def area_interval(hacked: Array, controls: Array, draws: np.random.Generator) -> tuple[float, float]:
-    """95 % percentile interval of `area`, bootstrap over runs."""
-    found = [area(draws.choice(hacked, len(hacked)), draws.choice(controls, len(controls))) for _ in range(RESAMPLES)]
+def placements(runs: Sequence[Scored]) -> Array:
+    """(E, D): the share of compared runs with a higher score than each hacked run, ties as one half."""
+    return np.array([_higher(hacked_D, others_CD).mean(0) for hacked_D, others_CD in comparisons(runs)])
+
+
+def _higher(hacked_D: Array, others_CD: Array) -> Array:
+    return (others_CD > hacked_D) + 0.5 * (others_CD == hacked_D)
+
+
+def area_interval(runs: Sequence[Scored], detector: int, draws: np.random.Generator) -> tuple[float, float]:
+    """95 % percentile interval of 1 less the mean placement, bootstrap over the runs of each task."""
+    by_task: dict[str, list[Scored]] = {}
+    for run in runs:
+        by_task.setdefault(run.row["task"], []).append(run)
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = [mine[i] for mine in by_task.values() for i in draws.integers(len(mine), size=len(mine))]
+        if len(placed := placements(drawn)):
+            found.append(1 - placed[:, detector].mean())
     return float(np.quantile(found, 0.025)), float(np.quantile(found, 0.975))
 
 
-def permutation_p(hacked: Array, controls: Array, draws: np.random.Generator) -> float:
-    """One-sided p of an area as large under labels of runs at random, the observed labels among them."""
-    every, observed = np.concatenate([hacked, controls]), area(hacked, controls)
-    larger = 1
-    for _ in range(10 * RESAMPLES - 1):
-        mixed = draws.permutation(every)
-        larger += area(mixed[: len(hacked)], mixed[len(hacked) :]) >= observed - 1e-12
-    return larger / (10 * RESAMPLES)
+def permutation_p(runs: Sequence[Scored], detector: int, draws: np.random.Generator) -> float:
+    """One-sided p of an area as large where each hacked run is drawn at random from itself and its comparisons."""
+    observed, total = placements(runs)[:, detector].sum(), np.zeros(10 * RESAMPLES - 1)
+    for hacked_D, others_CD in comparisons(runs):
+        every = np.r_[hacked_D[detector], others_CD[:, detector]]
+        higher = (every[None] > every[:, None]).sum(1) + 0.5 * ((every[None] == every[:, None]).sum(1) - 1)
+        total += draws.choice(higher / (len(every) - 1), len(total))
+    return float((1 + (total <= observed + 1e-12).sum()) / (10 * RESAMPLES))
 
 
 def threshold_of(controls: Array) -> float:
@@ -125,14 +160,14 @@ def write_page(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _events(runs: Sequence[Scored]) -> str:
-    """Task by condition: runs with an onset, and the last errors."""
-    lines = ["| task | condition | runs | hacked | last realised error | last exact error |", "|---" * 6 + "|"]
+    """Task by condition: runs whose judge was ever sound, runs with an onset, and the last errors."""
+    lines = ["| task | condition | runs | sound | hacked | last realised error | last exact error |", "|---" * 7 + "|"]
     for task, condition in dict.fromkeys((run.row["task"], run.row["condition"]) for run in runs):
         mine = [run for run in runs if (run.row["task"], run.row["condition"]) == (task, condition)]
         last = [run.row["tests"][-1] for run in mine]
         ends = (_median_and_ends([test[name] for test in last]) for name in ("realised", "exact"))
-        hacked = sum(run.onset is not None for run in mine)
-        lines.append(f"| {task} | {condition} | {len(mine)} | {hacked} | " + " | ".join(ends) + " |")
+        counts = len(mine), sum(run.sound is not None for run in mine), sum(run.onset is not None for run in mine)
+        lines.append("| " + " | ".join([task, condition, *map(str, counts), *ends]) + " |")
     return "\n".join(lines)
 
 
@@ -140,59 +175,75 @@ def _median_and_ends(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _split(runs: Sequence[Scored], seeds: Sequence[int]) -> tuple[list[Scored], list[Scored]]:
-    """Hacked runs and controls of these seeds; runs hacked before their first test have no score and are left out."""
-    mine = [run for run in runs if run.row["seed"] in seeds and len(run.score_TD)]
-    return [run for run in mine if run.onset is not None], [run for run in mine if run.onset is None]
+def of_seeds(runs: Sequence[Scored], seeds: Sequence[int]) -> list[Scored]:
+    """The runs of these seeds that are at risk at some test."""
+    return [run for run in runs if run.row["seed"] in seeds and run.sound is not None and run.sound < run.end]
 
 
-def _scores(runs: Sequence[Scored], detector: int) -> Array:
-    return np.array([run.score_D[detector] for run in runs])
+def largest(runs: Sequence[Scored], detector: int) -> Array:
+    """The largest score at risk of each run that was never hacked."""
+    return np.array([run.score_TD[run.sound :, detector].max() for run in runs if run.onset is None])
 
 
 def _detectors(runs: Sequence[Scored]) -> str:
-    first, last = _split(runs, CHOSEN_ON), _split(runs, HELD_BACK)
-    counts = f"Held back: {len(last[0])} hacked runs, {len(last[1])} controls."
-    if min(map(len, last)) < FEWEST or not all(first):
+    first, last = of_seeds(runs, CHOSEN_ON), of_seeds(runs, HELD_BACK)
+    events, controls = len(comparisons(last)), sum(run.onset is None for run in last)
+    counts = (
+        f"Held back: {events} hacked runs with comparisons, {controls} runs at risk that were never hacked; to choose:"
+        f" {len(comparisons(first))} and {sum(run.onset is None for run in first)}."
+    )
+    if min(events, controls) < FEWEST or not comparisons(first):
         return f"{counts} That is too few for a ROC curve: the conditions did not produce the event."
     draws = np.random.default_rng(0)
     lines = [
-        "| detector | area, seeds 500 to 502 | area, held back (95 %) | p | warned in time | false alarms | lead |",
+        "| detector | area, seeds 500 to 503 | area, held back (95 %) | p | warned in time | false alarms | lead |",
         "|---" * 7 + "|",
     ]
     chosen = chosen_detector(runs)
+    on_first, on_last = (1 - placements(part).mean(0) for part in (first, last))
     for d, name in enumerate(DETECTORS):
-        on_first, (hacked, controls) = (_scores(part, d) for part in first), (_scores(part, d) for part in last)
-        low, high = area_interval(hacked, controls, draws)
-        threshold = threshold_of(_scores(first[1], d))
-        caught = [warned for run in last[0] if (warned := lead(run, d, threshold)) is not None]
-        alarms = proportion(int((controls > threshold).sum()), len(controls))
+        low, high = area_interval(last, d, draws)
+        threshold = threshold_of(largest(first, d))
+        hacked = [run for run in last if run.onset is not None]
+        caught = [warned for run in hacked if (warned := lead(run, d, threshold)) is not None]
+        alarms = proportion(int((largest(last, d) > threshold).sum()), controls)
         cells = [
             f"**{name}**" if d == chosen else name,
-            f"{area(*on_first):.2f}",
-            f"{area(hacked, controls):.2f} ({low:.2f} to {high:.2f})",
-            f"{permutation_p(hacked, controls, draws):.2g}",
+            f"{on_first[d]:.2f}",
+            f"{on_last[d]:.2f} ({low:.2f} to {high:.2f})",
+            f"{permutation_p(last, d, draws):.2g}",
             _counted(proportion(len(caught), len(hacked))),
             _counted(alarms),
             f"{median(caught):.0f}" if caught else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", counts])
+    return "\n".join([*lines, "", counts, "", _by_first_plan(runs)])
+
+
+def _by_first_plan(runs: Sequence[Scored]) -> str:
+    """Areas where a run's score is its largest before its onset, or at all tests of any run without one."""
+    hacked, controls = (
+        np.array([run.score_TD[: run.end].max(0) for run in runs if (run.onset is None) == without])
+        for without in (False, True)
+    )
+    areas_D = 1 - np.array([_higher(one_D, controls).mean(0) for one_D in hacked]).mean(0)
+    return (
+        f"By the plan before its amendment, on all runs, the areas are {areas_D.min():.2f} to {areas_D.max():.2f}:"
+        " scores rise with the number of tests, of which hacked runs have fewer before their onset."
+    )
 
 
 def chosen_detector(runs: Sequence[Scored]) -> int:
     """The detector with the largest area on the seeds for the choice."""
-    hacked, controls = _split(runs, CHOSEN_ON)
-    areas = [area(_scores(hacked, d), _scores(controls, d)) for d in range(len(DETECTORS))]
-    return int(np.argmax(areas))
+    return int(np.argmin(placements(of_seeds(runs, CHOSEN_ON)).mean(0)))
 
 
 def lead(run: Scored, detector: int, threshold: float) -> int | None:
-    """Iterations from the first warning to the onset (None: no warning before it)."""
+    """Iterations from the first warning at risk to the onset (None: no warning before it)."""
     assert run.onset is not None
     tests = run.row["tests"]
-    above = np.flatnonzero(run.score_TD[:, detector] > threshold)
-    return int(tests[run.onset]["iteration"] - tests[above[0]]["iteration"]) if len(above) else None
+    above = [t for t in range(run.onset) if run.at_risk(t) and run.score_TD[t, detector] > threshold]
+    return int(tests[run.onset]["iteration"] - tests[above[0]]["iteration"]) if above else None
 
 
 def _counted(share: Mean) -> str:
@@ -224,18 +275,21 @@ def _draw(runs: Sequence[Scored]) -> None:
         axes_T[0, 0].set_ylabel("realised error")
         figure.savefig(ROOT / "docs" / "detectors-runs.svg", metadata={"Date": None})
         pyplot.close(figure)
-        hacked, controls = _split(runs, HELD_BACK)
-        if not hacked or not controls:
+        placed_ED = placements(of_seeds(runs, HELD_BACK))
+        if not len(placed_ED):
             return
         figure, axes = pyplot.subplots(figsize=(4.6, 4.2), layout="constrained")
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
+        share = np.arange(len(placed_ED) + 1) / len(placed_ED)
         for d, name in enumerate(DETECTORS):
-            cuts = np.r_[np.inf, np.sort(np.concatenate([_scores(hacked, d), _scores(controls, d)]))[::-1]]
-            curve = [(float((_scores(part, d) >= cut).mean())) for part in (controls, hacked) for cut in cuts]
-            axes.plot(
-                curve[: len(cuts)], curve[len(cuts) :], label=name, linewidth=2 if d == chosen_detector(runs) else 1
+            axes.step(
+                np.r_[0, np.sort(placed_ED[:, d]), 1],
+                np.r_[share, 1],
+                where="post",
+                label=name,
+                linewidth=2 if d == chosen_detector(runs) else 1,
             )
-        axes.set(xlabel="controls above the threshold", ylabel="hacked runs above it before their onset")
+        axes.set(xlabel="share of compared runs with a higher score", ylabel="hacked runs")
         axes.legend(fontsize=7, loc="lower right")
         figure.savefig(ROOT / "docs" / "detectors-roc.svg", metadata={"Date": None})
         pyplot.close(figure)
