@@ -1,15 +1,19 @@
 """SmolLM2-135M, and Gemma 3 270M beside it: conversion, tokens, play, learning; sampler and learner agree."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.text_rules import WITH_PROMPTS
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogues import Answer, play_in_step, start_dialogue
 from nip_ray.runs.experiment import resume_experiment, run_experiment
@@ -156,3 +160,22 @@ def test_local_jobs_fine_tune_it(rule: str, smollm2_file: Path, tmp_path: Path) 
     (base,) = models.glob("SmolLM2-135M-Instruct.Q4_1-*")
     (tuned,) = (path.parent for path in models.glob("*/base.json"))
     assert json.loads((tuned / "base.json").read_text()) == {"base": f"../{base.name}"}
+
+
+def test_a_run_is_attacked_and_exported(smollm2: Path, tmp_path: Path) -> None:
+    """The exported adapters are evaluated as the run was, once their base is beside them."""
+    rule = {"name": "policy_gradient", "rollouts_per_iteration": 4, "group_size": 2, "learning_rate": 1e-3}
+    run, shared = tmp_path / "run", tmp_path / "shared"
+    config = state_tracking(smollm2, **rule, warmup_steps=2, warmup_batch_size=4, num_test_items=2)
+    run_experiment(config_from_dict({**config, "iterations": 1}), run, quiet=True)
+    attack = ("goals=[soundness]", "text_iterations=1", "text_best_of=2")
+    for verb in (
+        ["evaluate", str(run), "--attack", *(word for one in attack for word in ("--set", f"evaluation.attack.{one}"))],
+        ["export", "inspect", str(run)],
+        ["export", "hf", str(run), "--out", str(shared)],
+    ):
+        result = CliRunner().invoke(app, verb)
+        assert result.exit_code == 0, result.output
+    shutil.copytree(smollm2, shared / "model" / "local" / "models" / smollm2.name)
+    own, theirs = (evaluate_run(folder)["sampled"] for folder in (run, shared / "model"))
+    assert own == theirs
