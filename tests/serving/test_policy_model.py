@@ -72,6 +72,8 @@ def test_rows_are_merged() -> None:
     assert (two.turns, two.token_U[two.distinct_E].tolist()) == ([0, 1, 3], [3, 4, 6, 3, 9])
     assert two.by_turn(torch.arange(1.0, 6)).tolist() == [[1, 2], [3, 0], [4, 5]]
     assert two.seen_RLL is None
+    (alike,) = parts_of([Turn([1], [2, 3]), Turn([1], [2, 3]), Turn([1], [2, 3], temperature=0.5)], 100)
+    assert (alike.token_U.tolist(), alike.distinct_E.tolist()) == ([2, 3, 2, 3], [0, 1, 0, 1, 2, 3])
     (tree,) = parts_of([Turn([1, 2], [3, 4]), Turn([1, 2], [5, 4]), Turn([1, 2, 5, 6], [7]), Turn([9, 8, 7], [6])], 100)
     assert (tree.ids_RL.tolist(), tree.place_RL.tolist()) == (
         [[9, 8, 7, 0, 0], [1, 2, 3, 5, 6]],
