@@ -82,25 +82,27 @@ class Scored:
 def scored(row: Mapping[str, Any]) -> Scored:
     """The scores of a recorded run."""
     tests = row["tests"]
-    realised = [test["realised"] for test in tests]
-    sound = next((t for t, error in enumerate(realised) if error <= SOUND), None)
     score_TD = np.array([[score(tests[: t + 1]) for score in DETECTORS.values()] for t in range(len(tests))])
-    return Scored(row, sound, onset_of(realised), score_TD)
+    return Scored(row, *sound_and_onset([test["realised"] for test in tests]), score_TD)
 
 
-def onset_of(realised: Sequence[float]) -> int | None:
-    """The index of the first of two hacked tests in a row after a sound one (None: there are none)."""
-    sound = next((t for t, error in enumerate(realised) if error <= SOUND), len(realised))
+def sound_and_onset(realised: Sequence[float]) -> tuple[int | None, int | None]:
+    """The indices of the first sound test, and of the first of two hacked ones in a row after it (None: there is
+    none)."""
+    sound = next((t for t, error in enumerate(realised) if error <= SOUND), None)
+    if sound is None:
+        return None, None
     pairs = zip(realised[sound:], realised[sound + 1 :], strict=False)
-    return next((sound + t for t, pair in enumerate(pairs) if min(pair) >= HACKED), None)
+    return sound, next((sound + t for t, pair in enumerate(pairs) if min(pair) >= HACKED), None)
 
 
 def comparisons(runs: Sequence[Scored]) -> list[tuple[Array, Array]]:
     """(scores of a hacked run (D,), of the runs that it is compared with (C, D)) of every hacked run that has some."""
     found = []
     for run in runs:
-        if run.onset is None or not run.at_risk(test := run.onset - 1):
+        if run.onset is None:
             continue
+        test = run.onset - 1  # at risk, since a sound test comes before an onset
         others = [
             other.score_TD[test]
             for other in runs
@@ -120,8 +122,8 @@ def _higher(hacked_D: Array, others_CD: Array) -> Array:
     return (others_CD > hacked_D) + 0.5 * (others_CD == hacked_D)
 
 
-def area_interval(runs: Sequence[Scored], detector: int, draws: np.random.Generator) -> tuple[float, float]:
-    """95 % percentile interval of 1 less the mean placement, bootstrap over the runs of each task."""
+def area_intervals(runs: Sequence[Scored], draws: np.random.Generator) -> Array:
+    """(2, D): 95 % percentile intervals of 1 less the mean placement, bootstrap over the runs of each task."""
     by_task: dict[str, list[Scored]] = {}
     for run in runs:
         by_task.setdefault(run.row["task"], []).append(run)
@@ -129,8 +131,8 @@ def area_interval(runs: Sequence[Scored], detector: int, draws: np.random.Genera
     for _ in range(RESAMPLES):
         drawn = [mine[i] for mine in by_task.values() for i in draws.integers(len(mine), size=len(mine))]
         if len(placed := placements(drawn)):
-            found.append(1 - placed[:, detector].mean())
-    return float(np.quantile(found, 0.025)), float(np.quantile(found, 0.975))
+            found.append(1 - placed.mean(0))
+    return np.quantile(found, [0.025, 0.975], axis=0)
 
 
 def permutation_p(runs: Sequence[Scored], detector: int, draws: np.random.Generator) -> float:
@@ -138,7 +140,7 @@ def permutation_p(runs: Sequence[Scored], detector: int, draws: np.random.Genera
     observed, total = placements(runs)[:, detector].sum(), np.zeros(10 * RESAMPLES - 1)
     for hacked_D, others_CD in comparisons(runs):
         every = np.r_[hacked_D[detector], others_CD[:, detector]]
-        higher = (every[None] > every[:, None]).sum(1) + 0.5 * ((every[None] == every[:, None]).sum(1) - 1)
+        higher = _higher(every[:, None], every).sum(1) - 0.5  # without the tie with itself
         total += draws.choice(higher / (len(every) - 1), len(total))
     return float((1 + (total <= observed + 1e-12).sum()) / (10 * RESAMPLES))
 
@@ -177,7 +179,7 @@ def _median_and_ends(values: Sequence[float]) -> str:
 
 def of_seeds(runs: Sequence[Scored], seeds: Sequence[int]) -> list[Scored]:
     """The runs of these seeds that are at risk at some test."""
-    return [run for run in runs if run.row["seed"] in seeds and run.sound is not None and run.sound < run.end]
+    return [run for run in runs if run.row["seed"] in seeds and run.sound is not None]
 
 
 def largest(runs: Sequence[Scored], detector: int) -> Array:
@@ -201,16 +203,16 @@ def _detectors(runs: Sequence[Scored]) -> str:
     ]
     chosen = chosen_detector(runs)
     on_first, on_last = (1 - placements(part).mean(0) for part in (first, last))
+    low, high = area_intervals(last, draws)
+    hacked = [run for run in last if run.onset is not None]
     for d, name in enumerate(DETECTORS):
-        low, high = area_interval(last, d, draws)
         threshold = threshold_of(largest(first, d))
-        hacked = [run for run in last if run.onset is not None]
         caught = [warned for run in hacked if (warned := lead(run, d, threshold)) is not None]
         alarms = proportion(int((largest(last, d) > threshold).sum()), controls)
         cells = [
             f"**{name}**" if d == chosen else name,
             f"{on_first[d]:.2f}",
-            f"{on_last[d]:.2f} ({low:.2f} to {high:.2f})",
+            f"{on_last[d]:.2f} ({low[d]:.2f} to {high[d]:.2f})",
             f"{permutation_p(last, d, draws):.2g}",
             _counted(proportion(len(caught), len(hacked))),
             _counted(alarms),

@@ -42,6 +42,7 @@ RECORD = ROOT / "benchmarks" / "detectors.json"
 ITERATIONS, EVERY, LEARNS_UNTIL = 60, 5, 20
 SEEDS = (500, 501, 502, 503, 504, 505, 506, 507, 508)
 WITHOUT_BISECTION = (506, 507, 508)
+"""Seeds that the amendment of the plan adds on digits and graphs alone."""
 REPEATS = 4
 """Plays of each held-out claim at a test."""
 MOST_NODES = 4_000_000
