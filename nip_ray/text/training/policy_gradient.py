@@ -189,6 +189,8 @@ class PolicyGradientTrainer:
             f"train/{name}": value
             for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()
         }
+        if iteration == 0:
+            self._warn_of_form(row)
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
         row |= self._cut_prompts("train", iteration, played.talk.replies)
         began = time.perf_counter()
@@ -293,6 +295,15 @@ class PolicyGradientTrainer:
                 say(f"warning: {told}; {advice}")
                 self._warned.add(agent)
         return row
+
+    def _warn_of_form(self, row: Mapping[str, Any]) -> None:
+        for agent, settings in self.agents.items():
+            share = row.get(f"train/{agent}/invalid_share", 0.0)
+            if share > 0.5 and not settings.frozen:
+                say(
+                    f"warning: {share:.0%} of the replies of {agent} cannot be used; raise algorithm.format_warmup, or"
+                    " algorithm.warmup_learning_rate, and start again"
+                )
 
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:
         """Tokens of all steps on these turns."""

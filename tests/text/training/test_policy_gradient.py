@@ -2,6 +2,7 @@
 a run."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
