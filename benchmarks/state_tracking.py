@@ -10,7 +10,10 @@ stage of its curriculum, half of them with a false claim: accuracy of sampled pl
 Pearson), and the exact worst case, over every lie and every opponent. `run`: the final models of finished runs, which
 learned at n = 16, at other lengths too. `before`: the same config after its warm-up, before any policy gradient (its
 iterations hardly move a weight). `alone`: a verifier of the same size without provers, supervised with labels. `nip`:
-it asks for one move; its prover and it learn from examples, then by policy gradient.
+it asks for one move; its prover and it learn from examples, then by policy gradient. A pretrained model alone:
+
+    python benchmarks/state_tracking.py alone --config tune_configs/pg_smollm2.yaml --lengths 4 --set \\
+        scenario.agents._default.model=models/smollm2 algorithm.kl_estimator=k3 algorithm.warmup_steps=800
 """
 
 import argparse
@@ -101,12 +104,16 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
     return {**about, "accuracy": right.estimate, "interval": [round(right.lower, 3), round(right.upper, 3)], **exact}
 
 
-def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
-    """Train an arm at one length, and measure it there."""
+def arm(config_file: Path, settings: Sequence[str], name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
+    """Train an arm at one length, and measure it there. settings: later ones than the arm's own."""
     # all that exist
     few = [f"scenario.num_train={5 * 4**length - num_test}", f"scenario.num_test={num_test}"] if length < 8 else []
     made = changed(
-        load_config(CONFIG).model_dump(mode="json"), *ARMS[name], f"seed={seed}", "providers.local.num_threads=1"
+        load_config(config_file).model_dump(mode="json"),
+        *ARMS[name],
+        *settings,
+        f"seed={seed}",
+        "providers.local.num_threads=1",
     )
     config = changed(made.model_dump(mode="json"), *rounds_of(made.protocol.name, length), *few)
     with tempfile.TemporaryDirectory() as place:
@@ -177,6 +184,8 @@ def main() -> None:
     """Print a line for each measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=[*ARMS, "run", "figure"])
+    parser.add_argument("--config", type=Path, default=CONFIG, help="of the arms")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of the arms")
     parser.add_argument("--runs", type=Path, nargs="+", default=[], help="folders of finished runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8, 16])
@@ -195,7 +204,10 @@ def main() -> None:
                 print(json.dumps({"arm": name, "run": run.name, **measured(run, length, items)}), flush=True)
             continue
         for seed in given.seeds:
-            print(json.dumps({"arm": name, "seed": seed, **arm(name, seed, length, items)}), flush=True)
+            print(
+                json.dumps({"arm": name, "seed": seed, **arm(given.config, given.set, name, seed, length, items)}),
+                flush=True,
+            )
     return None
 
 
