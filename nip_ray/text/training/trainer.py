@@ -467,7 +467,9 @@ def train(
             while not trainer.state.over:
                 before = trainer.state.iteration
 
-                def show(over: int, total: int, done: int = before, stage: str = trainer.state.stage) -> None:
+                stage = "warm-up" if trainer.state.stage == "format_warmup" else trainer.state.stage
+
+                def show(over: int, total: int, done: int = before, stage: str = stage) -> None:
                     report(done, {"stage": f"{stage} {over}/{total}"})
 
                 trainer.progress = show
