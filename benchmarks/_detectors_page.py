@@ -164,7 +164,7 @@ def threshold_of(controls: Array) -> float:
 def write_page(rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the tables and draw the plots."""
     runs = [scored(row) for row in rows]
-    parts = {"events": _events(runs), "detectors": f"{_detectors(runs)}\n\n{_errors(rows)}"}
+    parts = {"events": _events(runs), "detectors": _detectors(runs)}
     text = PAGE.read_text()
     for name, made in parts.items():
         text = put_between(text, BEGIN.format(name), END.format(name), made)
@@ -235,7 +235,7 @@ def _detectors(runs: Sequence[Scored]) -> str:
             f"{median(caught):.0f}" if caught else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", counts, "", _by_first_plan(runs)])
+    return "\n".join([*lines, "", counts, "", _by_first_plan(runs), "", _errors(runs)])
 
 
 def _by_first_plan(runs: Sequence[Scored]) -> str:
@@ -253,9 +253,9 @@ def _by_first_plan(runs: Sequence[Scored]) -> str:
     )
 
 
-def _errors(rows: Sequence[Mapping[str, Any]]) -> str:
+def _errors(runs: Sequence[Scored]) -> str:
     """The areas of the errors themselves."""
-    runs = [scored(row, ERRORS) for row in rows]
+    runs = [scored(run.row, ERRORS) for run in runs]
     first_D, last_D = (1 - placements(of_seeds(runs, part)).mean(0) for part in (CHOSEN_ON, HELD_BACK))
     areas = (f"{name} {one:.2f} and {two:.2f}" for name, one, two in zip(ERRORS, first_D, last_D, strict=True))
     return f"Areas of the errors at the same tests, in the same order of seeds: {', '.join(areas)}."

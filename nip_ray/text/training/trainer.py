@@ -466,7 +466,6 @@ def train(
         with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
             while not trainer.state.over:
                 before = trainer.state.iteration
-
                 stage = "warm-up" if trainer.state.stage == "format_warmup" else trainer.state.stage
 
                 def show(over: int, total: int, done: int = before, stage: str = stage) -> None:

@@ -238,6 +238,16 @@ def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are
         trainer.close()
 
 
+def test_an_agent_that_does_not_know_the_form_of_replies_is_named_at_the_start(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    knows = make(format_warmup=200, warmup_learning_rate=0.01).model_copy(update={"iterations": 1})
+    run_experiment(knows, tmp_path / "knows")
+    assert "cannot be used" not in capsys.readouterr().err
+    run_experiment(make(warmup_steps=1).model_copy(update={"iterations": 1}), tmp_path / "guesses")
+    assert re.search(r"warning: \d+% of the replies of prover0 cannot be used; raise", capsys.readouterr().err)
+
+
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
     """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in
     columns."""
