@@ -8,6 +8,7 @@ Decisions that matter here:
 - detectors read no exact error.
 """
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,8 @@ def _detectors(runs: Sequence[Scored]) -> str:
             f"{median(caught):.0f}" if caught else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", counts, "", _by_first_plan(runs), "", _errors(runs)])
+    prose = (textwrap.fill(text, 118) for text in (counts, _by_first_plan(runs), _errors(runs)))
+    return "\n".join([*lines, "", "\n\n".join(prose)])
 
 
 def _by_first_plan(runs: Sequence[Scored]) -> str:
