@@ -38,7 +38,7 @@ _OUR_MEMBERS = {
 }  # fmt: skip
 """Members of a request that `extra_body` may not replace; null leaves one out, for a service that refuses it."""
 _NEEDED = {"model", "messages", "n", "stream"}
-_OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "past", "rollouts", "transcripts")
+_OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "past", "rollouts", "transcripts", "warm_up")
 
 
 def language_agents(config: TextExperimentConfig) -> dict[str, LanguageAgentSettings]:

@@ -75,6 +75,9 @@ PLAYED_BY = "played_by"
 """In a checkpoint, beside a model's state: the weights with which the next dialogues were played ahead."""
 MOST_CUT = 0.5
 """The largest share of an agent's prompts in an iteration that may lose their middle; beyond it the run ends."""
+WARM_UP = "warm_up"
+"""The folder of an unfinished warm-up's checkpoints, whose numbers are its steps."""
+WARM_UP_SAVED_EVERY_S = 300
 TRANSCRIPTS = 50
 """Maximum number of stored dialogues of an iteration: of those among the current agents, and those against the past."""
 
@@ -365,10 +368,19 @@ class PolicyGradientTrainer:
     # ---------------------------------------------------------------------------------------------------------- warm-up
 
     def _warm_up(self) -> None:
-        """Supervised steps, first on the form of replies, then on the scenario's own examples; repeated from the start
-        after a crash."""
-        rule = self.rule
-        if rule.format_warmup:
+        """Supervised steps, first on the form of replies, then on the scenario's own examples. Continues from the last
+        save of an interrupted one."""
+        rule, where, saved = self.rule, self.folder.path / WARM_UP, time.monotonic()
+        first = 0
+        if has_checkpoint(where):
+            found = load_checkpoint(where, None, self.state.run_id)
+            for line in found.skipped:
+                say(f"warning: {line}; continuing from step {found.iteration} of the warm-up")
+            for group in self._learners():
+                self.models[group].set_state(found.tensors[group])
+            self._bills.set_state(found.state["tokens"])
+            first = found.iteration
+        elif rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
             examples = self._invented(tasks)
             for group in self._learners():
@@ -378,7 +390,12 @@ class PolicyGradientTrainer:
                 ).tolist()
                 for begin in range(0, len(own), rule.warmup_batch_size):
                     self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
-        for step in range(rule.warmup_steps):
+        for step in range(first, rule.warmup_steps):
+            if time.monotonic() - saved >= WARM_UP_SAVED_EVERY_S:
+                tensors = {group: self.models[group].state() for group in self._learners()}
+                plain = {"tokens": self._bills.state(self._playing.uncounted())}
+                save_checkpoint(where, step, tensors, plain, self.state.run_id, keep=2)
+                saved = time.monotonic()
             for group in self._learners():
                 examples_of = [
                     agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents
@@ -553,6 +570,8 @@ class PolicyGradientTrainer:
         self.write_cost()
         if iteration:
             self.tracker.checkpoint(saved, iteration)
+        else:
+            shutil.rmtree(self.folder.path / WARM_UP, ignore_errors=True)
 
     def _continue_from_checkpoint(self) -> None:
         """Continue from the newest undamaged checkpoint; without any, from the beginning."""

@@ -4,7 +4,7 @@ a run."""
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
-from nip_ray.play.dialogue import Dialogue, dialogue_record
+from nip_ray.play.dialogue import Chat, Dialogue, dialogue_record
 from nip_ray.protocols import build
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
@@ -32,6 +32,7 @@ from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.parts import load_state, prepare, save_state
+from nip_ray.text.training import policy_gradient
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
@@ -369,6 +370,33 @@ def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path)
     for iteration, learned in ((0, False), (2, True)):
         tensors = load_checkpoint(tmp_path / "run" / "checkpoints", iteration).tensors
         assert [bool(state["moments"]) for state in tensors.values()] == [learned] * 3
+
+
+def test_an_interrupted_warm_up_continues(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its last save, without a difference to one in a piece; the save is gone when it is over."""
+    config = make(warmup_steps=6, format_warmup=8).model_copy(update={"iterations": 1})
+    learn, steps, last = PolicyGradientTrainer._supervised, list[str](), 1_000_000
+
+    def counted(self: PolicyGradientTrainer, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
+        if len(steps) == last:
+            raise KeyboardInterrupt
+        steps.append(group)
+        learn(self, group, examples)
+
+    monkeypatch.setattr(PolicyGradientTrainer, "_supervised", counted)
+    monkeypatch.setattr(policy_gradient, "WARM_UP_SAVED_EVERY_S", 0)
+    run_experiment(config, tmp_path / "whole")
+    last = len(steps) - 4  # in the fifth of six steps of three models
+    steps.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(config, tmp_path / "halves")
+    assert (tmp_path / "halves" / "warm_up" / "000004").is_dir()
+    steps.clear()
+    resume_experiment(tmp_path / "halves")
+    assert len(steps) == 6
+    assert not (tmp_path / "halves" / "warm_up").exists()
+    assert rows(tmp_path / "halves") == rows(tmp_path / "whole")
+    assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
 
 
 def test_a_curriculum_teaches_nothing_that_is_held_out(make: Make, tmp_path: Path) -> None:
