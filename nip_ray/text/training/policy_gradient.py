@@ -32,11 +32,10 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import MAXIMUM, is_ppo
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario
-from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
 from nip_ray.play.transcripts import transcript_record
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
-from nip_ray.seeding import generator, stable_seed
+from nip_ray.seeding import generator
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.checkpoint import (
@@ -67,6 +66,7 @@ from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
+from nip_ray.text.training.warm_examples import invented_examples, scenario_examples
 from nip_ray.text.written_models import write_models
 from nip_ray.tracking import Tracker
 
@@ -382,7 +382,7 @@ class PolicyGradientTrainer:
             first = found.iteration
         elif rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
-            examples = self._invented(tasks)
+            examples = invented_examples(self.scenario, tasks, self.config.seed)
             for group in self._learners():
                 own = [example for agent in self.groups[group] for example in examples[agent]]
                 order = torch.randperm(
@@ -390,6 +390,7 @@ class PolicyGradientTrainer:
                 ).tolist()
                 for begin in range(0, len(own), rule.warmup_batch_size):
                     self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
+        scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
         for step in range(first, rule.warmup_steps):
             if time.monotonic() - saved >= WARM_UP_SAVED_EVERY_S:
                 tensors = {group: self.models[group].state() for group in self._learners()}
@@ -397,11 +398,14 @@ class PolicyGradientTrainer:
                 save_checkpoint(where, step, tensors, plain, self.state.run_id, keep=2)
                 saved = time.monotonic()
             for group in self._learners():
-                examples_of = [
+                taught = [
                     agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents
                 ]
+                count = max(1, rule.warmup_batch_size // max(1, len(taught)))
                 own = [
-                    example for agent in examples_of for example in self._warm_examples(agent, step, len(examples_of))
+                    example
+                    for agent in taught
+                    for example in scenario_examples(scenarios, agent, step, count, self.config.seed)
                 ]
                 if own:
                     self._supervised(group, own)
@@ -417,30 +421,6 @@ class PolicyGradientTrainer:
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
-
-    def _invented(self, tasks: Sequence[Task]) -> dict[str, list[tuple[Chat, str]]]:
-        """Agent -> (chat, reply) of dialogues of random replies in the right form."""
-        found: dict[str, list[tuple[Chat, str]]] = {agent: [] for agent in self.agents}
-
-        def answer(asked: list[Question]) -> list[Answer]:
-            said = []
-            for one in asked:
-                place = ("format warm-up", tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
-                said.append(self.scenario.invent(one.dialogue, one.agent, stable_seed(self.config.seed, *place)))
-                found[one.agent].append((one.chat, said[-1]))
-            return [Answer(text) for text in said]
-
-        play_in_step(self.scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
-        return found
-
-    def _warm_examples(self, agent: str, step: int, share: int) -> list[tuple[Chat, str]]:
-        """An agent's part of a supervised step, which `share` agents share; tasks of the curriculum take turns."""
-        scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
-        scenario, items = scenarios[step % len(scenarios)]
-        count = max(1, self.rule.warmup_batch_size // share)
-        tasks = training_tasks(items, stable_seed(self.config.seed, "warm-up", agent), step // len(scenarios), count)
-        made = (scenario.warm_example(task.item, agent, task.seed) for task in tasks)
-        return [example for example in made if example is not None]
 
     def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
         model = self.models[group]
