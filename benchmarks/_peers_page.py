@@ -54,9 +54,11 @@ def verdict(rows: Rows, wanted: Sequence[str]) -> str:
         for what, (size, low, high) in figures(row).items():
             if high < 1:
                 why = reason(row) if not any(reason(row) in won for won in peers) else ""
-                peers.append(f"{name}: {what} {short(1 / size)} times{why}")
+                range_ = f"{short(1 / size)} times ({short(1 / high)} to {short(1 / low)}; {counted(row, what)} pairs)"
+                peers.append(f"{name}: {what} {range_}{why}")
             elif low > 1:
-                ours.setdefault(what, []).append(f"{name} {short(size)}{share(row) if what == 'speed' else ''}")
+                range_ = f"{short(size)} ({short(low)} to {short(high)}; {counted(row, what)} pairs)"
+                ours.setdefault(what, []).append(f"{name} {range_}{share(row) if what == 'speed' else ''}")
             else:
                 undecided.setdefault(what, []).append(name)
     parts = [f"**A peer wins:** {'; '.join(peers) or 'nowhere that was measured'}."]
@@ -75,7 +77,7 @@ def wrapped(paragraph: str) -> str:
 
 def short(number: float) -> str:
     """Three digits, without powers of ten."""
-    return f"{number:.3g}" if number < 100 else f"{number:,.0f}"
+    return f"{number:.3g}" if number < 100 else f"{float(f'{number:.3g}'):,.0f}"
 
 
 def reason(row: Row) -> str:
@@ -104,6 +106,11 @@ def figures(row: Row) -> dict[str, Found]:
     if len(reached) >= LEAST_PAIRS:
         found["time to the bar"] = ratio([theirs / ours for theirs, ours in reached])
     return found
+
+
+def counted(row: Row, what: str) -> int:
+    """The number of pairs behind a ratio of `figures`."""
+    return sum(what != "time to the bar" or all_of(pair, "solved_s") for pair in row["pairs"])
 
 
 def all_of(pair: Row, key: str) -> bool:

@@ -9,9 +9,9 @@ recorded as they end.
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
 Tuning of digits holds training images out. PPO alone has neither the search nor the gradient of every verdict, encodes
-all channels at once, and has twice the episodes, so that it has at least as much time. Finished trials are in
-`benchmarks/protocols_TASK.json`, with their settings, and are not run again: so the trials may be spread over many days
-and machines. An interrupted command continues with the unfinished trials.
+all channels at once, and has twice the episodes; the recorded runs on graphs are older and have fewer. Finished trials
+are in `benchmarks/protocols_TASK.json`, with their settings, and are not run again: so the trials may be spread over
+many days and machines. An interrupted command continues with the unfinished trials.
 """
 
 import argparse

@@ -89,9 +89,9 @@ def test_the_page_says_who_wins(peers: Any, tmp_path: Path, monkeypatch: pytest.
     made.write_page(peers.recorded(record), [*(one.name for one in cells), "B6 Absent"])
     text = page.read_text()
     verdict = " ".join(text.split("<!-- end of verdict")[0].split())
-    assert "**A peer wins:** B4 JaxMARL: speed 4.98 times (XLA" in verdict
-    assert "**nip_ray wins**, speed, times: B1 Other 1.99 (50% of the peer's time is in our environment)." in verdict
-    assert "**nip_ray wins**, time to the bar, times: B1 Other 2." in verdict
+    assert "**A peer wins:** B4 JaxMARL: speed 4.98 times (4.96 to 5; 3 pairs) (XLA" in verdict
+    assert "B1 Other 1.99 (1.98 to 2; 3 pairs) (50% of the peer's time is in our environment)." in verdict
+    assert "**nip_ray wins**, time to the bar, times: B1 Other 2 (2 to 2; 3 pairs)." in verdict
     assert "B6 Absent" in verdict
     assert "| Other (peer 1.0) | 101 | 201 | 1.99 (1.98 to 2.00) | 2 (2 to 2) | 1 (1 to 1) |" in text
     assert "| JaxMARL (peer 1.0) | 1,001 | 201 |" in text
