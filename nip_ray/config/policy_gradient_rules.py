@@ -171,6 +171,10 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
         if not provider.sees_whole_distribution:
             yield from _of_drawn_tokens(rule, agent, place, settings)
+            if rule.average_weights is not None:
+                yield (
+                    f"algorithm.average_weights: {settings.provider} does not give the weights of {agent}, leave it out"
+                )
         if settings.top_p not in (None, 1):
             yield (
                 f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave"

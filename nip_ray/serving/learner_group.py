@@ -114,6 +114,14 @@ class LearnerGroup:
         """Restart the optimizers of all actors."""
         self._all("forget_moments")
 
+    def average(self, decay: float) -> None:
+        """See `PolicyModel.average`."""
+        self._all("average", decay)
+
+    def show_averages(self, shown: bool) -> None:
+        """See `PolicyModel.show_averages`."""
+        self._all("show_averages", shown)
+
     def weights(self) -> dict[str, Tensor]:
         """See `PolicyModel.weights`."""
         return self._results([self._actors[0].call.remote("weights")])

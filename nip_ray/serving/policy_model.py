@@ -88,6 +88,7 @@ class PolicyModel:
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
+        self._averages, self._newest = dict[str, Tensor](), dict[str, Tensor]()
 
     # --------------------------------------------------------------------------------------------------------- sampling
 
@@ -211,6 +212,26 @@ class PolicyModel:
         if self._optimizer is not None:
             self._optimizer.state.clear()
 
+    @torch.no_grad()
+    def average(self, decay: float) -> None:
+        """Add the weights to their exponential average, which begins with the first ones."""
+        for name, weight in self._learned.items():
+            if name in self._averages:
+                self._averages[name].lerp_(weight.float(), 1 - decay)
+            else:
+                self._averages[name] = weight.detach().float().clone()
+
+    @torch.no_grad()
+    def show_averages(self, shown: bool) -> None:
+        """Put the averages, if there are any, in the place of the weights, or put these back."""
+        if not self._averages:
+            return
+        if shown:
+            self._newest = {name: weight.detach().clone() for name, weight in self._learned.items()}
+        for name, weight in self._learned.items():
+            weight.copy_((self._averages if shown else self._newest)[name])
+        self._batch.forget()
+
     # ------------------------------------------------------------------------------------------------------------ state
 
     def weights(self) -> dict[str, Tensor]:
@@ -232,7 +253,8 @@ class PolicyModel:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
         moments = {name: _copies(known[weight]) for name, weight in self._learned.items() if weight in known}
-        return {"steps": self.steps, "weights": self.weights(), "moments": moments}
+        averages = {"averages": _copies(self._averages)} if self._averages else {}
+        return {"steps": self.steps, "weights": self.weights(), "moments": moments, **averages}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`. Raises UserError if it belongs to another model."""
@@ -243,6 +265,8 @@ class PolicyModel:
         except (ValueError, RuntimeError) as error:
             raise UserError(f"this state is not of the model in {self.folder} ({error})") from None
         self.steps = state["steps"]
+        averages = state.get("averages", {})
+        self._averages = {name: averages[name].to(self._model.device, copy=True) for name in averages}
         self._optimizer.state.clear()
         for name, kinds in state["moments"].items():
             weight = self._learned[name]

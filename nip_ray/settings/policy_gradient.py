@@ -82,6 +82,12 @@ class TokenTrainingSettings:
     anneal_learning_rate: bool = option(
         False, "Let learning rates fall linearly to 0 over the run's iterations.", meaning=OVER_ITERATIONS
     )
+    average_weights: float | None = option(
+        None,
+        "Decay of weights averaged over iterations, used to test and save models (none: newest weights).",
+        gt=0,
+        lt=1,
+    )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
     agents: dict[str, PolicyGradientAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
@@ -161,6 +167,15 @@ class TokenTrainingSettings:
         own = self.of_agent(agent)
         names = ("learning_rate", "entropy_coefficient", "kl_coefficient", "final_kl_coefficient")
         return replace(self, **{name: value for name in names if (value := getattr(own, name)) is not None})
+
+    def annealed(self, left: float) -> Self:
+        """These settings when a share `left` of the iterations is still to come."""
+        rate, kl, final = self.learning_rate, self.kl_coefficient, self.final_kl_coefficient
+        return replace(
+            self,
+            learning_rate=rate * left if self.anneal_learning_rate else rate,
+            kl_coefficient=kl if final is None else final + (kl - final) * left,
+        )
 
     def follows_start(self, agent: str) -> bool:
         """Return True if a KL divergence to the start model is in the loss of `agent`, in some iteration."""

@@ -252,13 +252,19 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             {
                 **SERVICE,
                 "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "temperature": 0.3}}},
-                "algorithm": {"entropy_coefficient": 0.1, "agents": {"prover": {"entropy_coefficient": 0.2}}},
+                "algorithm": {
+                    "average_weights": 0.99,
+                    "entropy_coefficient": 0.1,
+                    "agents": {"prover": {"entropy_coefficient": 0.2}},
+                },
             },
             [
                 "scenario.agents.verifier.temperature: got 0.3, but remote gives the log-probabilities that verifier "
                 "learns from at 1",
                 "algorithm.entropy_coefficient: needs the probabilities of all",
                 "algorithm.agents.prover.entropy_coefficient: needs the probabilities of all",
+                "algorithm.average_weights: remote does not give the weights of prover",
+                "algorithm.average_weights: remote does not give the weights of verifier",
             ],
         ),
         (

@@ -169,7 +169,7 @@ def _language_models(
     for iteration in _spread(sorted({*snapshots, *checkpoints}), run_dir, how):
         if iteration in checkpoints:
             found = load_checkpoint(folder.checkpoints, iteration).tensors
-            weights[iteration] = {group: found[group]["weights"] for group in learning}
+            weights[iteration] = {group: found[group].get("averages", found[group]["weights"]) for group in learning}
         else:
             weights[iteration] = {group: snapshot_weights(run_dir, iteration, group) for group in learning}
     use_threads(config)

@@ -226,6 +226,13 @@ class ServicePolicy:
         saved = self._link.result(self._learner().save_state(f"weights-{self.steps:06d}", overwrite=True))
         self._client = self._link.made(self._link.learner_of(saved.path, self._seed))
 
+    def average(self, decay: float) -> None:
+        """Not here: the rules of the config refuse `average_weights` with a service."""
+        raise TrainingError(f"{self.model}: its weights are at the service, where they are not averaged")
+
+    def show_averages(self, shown: bool) -> None:
+        """Nothing: there are none."""
+
     def weights(self) -> dict[str, Any]:
         """The address of the current learning weights, for sampling."""
         if self._client is None and self._state is None:

@@ -24,6 +24,7 @@ from nip_ray.evaluation.intervals import Mean, clustered_mean, clustered_share, 
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
+from nip_ray.progress import say
 from nip_ray.protocols import ACCEPT, CONTINUE, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.storage.folder import RunFolder
@@ -258,6 +259,16 @@ def _returns(dialogues: Sequence[Dialogue], agent: str) -> Array:
 
 def _array(values: Any) -> Array:
     return np.fromiter(values, dtype=np.float64)
+
+
+def warn_of_form(row: Mapping[str, Any], agents: Sequence[str]) -> None:
+    """Warn of `agents` that do not know the form of replies. row: an iteration's metrics."""
+    for agent in agents:
+        if (share := row.get(f"train/{agent}/invalid_share", 0.0)) > 0.5:
+            say(
+                f"warning: {share:.0%} of the replies of {agent} cannot be used; raise algorithm.format_warmup, or"
+                " algorithm.warmup_learning_rate, and start again"
+            )
 
 
 def last_test(

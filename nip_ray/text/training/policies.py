@@ -72,6 +72,14 @@ class Policy(Protocol):
         """Restart the optimizer: moments of another loss would scale the steps of the next one."""
         ...
 
+    def average(self, decay: float) -> None:
+        """Add the weights to their exponential average."""
+        ...
+
+    def show_averages(self, shown: bool) -> None:
+        """Put the averages in the place of the weights, or put these back; between them nothing is learned."""
+        ...
+
     def weights(self) -> Mapping[str, Any]:
         """The current learning weights, or how to obtain them: tensors on the CPU and plain values."""
         ...

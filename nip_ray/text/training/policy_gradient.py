@@ -60,7 +60,7 @@ from nip_ray.text.dialogues.runner import (
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
-from nip_ray.text.training.metrics import dialogue_metrics, last_test
+from nip_ray.text.training.metrics import dialogue_metrics, last_test, warn_of_form
 from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
@@ -193,7 +193,7 @@ class PolicyGradientTrainer:
             for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()
         }
         if iteration == 0:
-            self._warn_of_form(row)
+            warn_of_form(row, [agent for agent, settings in self.agents.items() if not settings.frozen])
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
         row |= self._cut_prompts("train", iteration, played.talk.replies)
         began = time.perf_counter()
@@ -273,10 +273,13 @@ class PolicyGradientTrainer:
         def steps(group: str) -> dict[str, float]:
             return self._steps(group, due[group], iteration, played.differences.get(group))
 
+        decay = self.rule.average_weights
         with ThreadPoolExecutor(len(self.groups)) as pool:
             at_once = pool.map if self.rule.num_learners else map  # models with separate learners
             for group, figures in zip(due, at_once(steps, due), strict=True):
                 self._bills.book(bills[group])
+                if decay is not None:
+                    self.models[group].average(decay)
                 if self.rule.max_staleness:
                     figures["staleness"] = float(iteration - played.version)
                 row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
@@ -299,15 +302,6 @@ class PolicyGradientTrainer:
                 self._warned.add(agent)
         return row
 
-    def _warn_of_form(self, row: Mapping[str, Any]) -> None:
-        for agent, settings in self.agents.items():
-            share = row.get(f"train/{agent}/invalid_share", 0.0)
-            if share > 0.5 and not settings.frozen:
-                say(
-                    f"warning: {share:.0%} of the replies of {agent} cannot be used; raise algorithm.format_warmup, or"
-                    " algorithm.warmup_learning_rate, and start again"
-                )
-
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:
         """Tokens of all steps on these turns."""
         rule = self._rule_of(group, iteration)
@@ -316,14 +310,7 @@ class PolicyGradientTrainer:
 
     def _rule_of(self, group: str, iteration: int) -> TokenTrainingSettings:
         """The rule for a group in an iteration."""
-        rule = self.rule.seen_by(self.groups[group][0])
-        left = 1 - iteration / self.config.iterations
-        if rule.anneal_learning_rate:
-            rule = replace(rule, learning_rate=rule.learning_rate * left)
-        if rule.final_kl_coefficient is not None:
-            final = rule.final_kl_coefficient
-            rule = replace(rule, kl_coefficient=final + (rule.kl_coefficient - final) * left)
-        return rule
+        return self.rule.seen_by(self.groups[group][0]).annealed(1 - iteration / self.config.iterations)
 
     def _steps(self, group: str, turns: Sequence[Turn], iteration: int, difference: float | None) -> dict[str, float]:
         """All gradient steps of a group's model on its turns of an iteration; returns means over steps.
@@ -440,14 +427,15 @@ class PolicyGradientTrainer:
         tasks = self._drawn(
             test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
         )
-        talk = self._playing.now(self.scenario, tasks, "test", iteration)
+        with self._averages():
+            talk = self._playing.now(self.scenario, tasks, "test", iteration)
+            exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
         dialogues, cut = talk.dialogues, self._cut_prompts("eval_sampled", iteration, talk.replies)
         write_dialogues(
             rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1
         )
         self._write_transcripts("test-", iteration + 1, self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
-        exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
         return {
             **cut,
             **{f"eval_sampled/{name}": value for name, value in sampled.items()},
@@ -526,9 +514,10 @@ class PolicyGradientTrainer:
 
     def _end(self, iteration: int) -> None:
         """Save the models of a finished run."""
-        for group in self._learners():
-            name = self.models[group].save(self._folder(group, f"{group}-{iteration:06d}"))
-            self.state = self.state.group(group, model=name)
+        with self._averages():
+            for group in self._learners():
+                name = self.models[group].save(self._folder(group, f"{group}-{iteration:06d}"))
+                self.state = self.state.group(group, model=name)
         self.state = replace(self.state, stage="sample", over=True)
 
     def _save(self, iteration: int) -> None:
@@ -587,6 +576,18 @@ class PolicyGradientTrainer:
     def _folder(self, group: str, name: str) -> Path:
         """The folder of a group's model with a name."""
         return home_of(self.config, group, self.folder.path) / "models" / name
+
+    @contextmanager
+    def _averages(self) -> Iterator[None]:
+        """Use the averages of the weights, where they are kept."""
+        models = [self.models[group] for group in self._learners() if self.rule.average_weights is not None]
+        for model in models:
+            model.show_averages(True)
+        try:
+            yield
+        finally:
+            for model in models:
+                model.show_averages(False)
 
     @contextmanager
     def _naming(self, place: str) -> Iterator[None]:

@@ -173,7 +173,7 @@ def test_what_is_said_does_not_depend_on_where(
     """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the
     dialogues of one process, and nearly its figures."""
     here, there = (
-        config_of(opponents=opponents, kl_coefficient=0.1, **given)
+        config_of(opponents=opponents, kl_coefficient=0.1, average_weights=0.5, **given)
         for given in ({}, {"num_rollout_workers": 2, **places})
     )
     trained(here, tmp_path / "here")
@@ -199,7 +199,7 @@ def test_what_is_said_does_not_depend_on_where(
 @pytest.mark.slow
 def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path) -> None:
     places = {"num_learners": 2, "num_rollout_workers": 2, "max_staleness": 1}
-    config = config_of(4, checkpoint_every=1, kl_coefficient=0.1, **places)
+    config = config_of(4, checkpoint_every=1, kl_coefficient=0.1, average_weights=0.5, **places)
     trained(config, tmp_path / "whole")
     trained(config, tmp_path / "killed", 3)
     trained(config, tmp_path / "killed")

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -115,6 +117,7 @@ def weights(path: Path) -> dict[str, bytes]:
             "minibatch_size": 20,
             "kl_coefficient": 0.1,
             "kl_refresh": 2,
+            "average_weights": 0.5,
         },
         {
             "curriculum": [
@@ -370,6 +373,26 @@ def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path)
     for iteration, learned in ((0, False), (2, True)):
         tensors = load_checkpoint(tmp_path / "run" / "checkpoints", iteration).tensors
         assert [bool(state["moments"]) for state in tensors.values()] == [learned] * 3
+
+
+def test_averages_are_tested_and_saved_and_learning_is_the_same(make: Make, tmp_path: Path) -> None:
+    """The average begins with the weights after the first iteration."""
+    plain, averaged = (
+        make(average_weights=decay, checkpoint_every=1, keep_checkpoints=None, learning_rate=1e-2, evaluate_every=0)
+        for decay in (None, 0.75)
+    )
+    run_experiment(plain, tmp_path / "plain")
+    run_experiment(averaged, tmp_path / "averaged")
+    own, ours = rows(tmp_path / "plain"), rows(tmp_path / "averaged")
+    differing = {key for before, after in zip(own, ours, strict=True) for key in before if before[key] != after[key]}
+    assert differing and all(key.startswith("eval") for key in differing)
+    checkpoints = tmp_path / "plain" / "checkpoints"
+    first, *later = (load_checkpoint(checkpoints, number).tensors["verifier"]["weights"] for number in range(1, 5))
+    for newest in later:
+        first = {name: 0.75 * first[name] + 0.25 * newest[name] for name in first}
+    saved = load_file(tmp_path / "averaged" / "local" / "models" / "verifier-000004" / "model.safetensors")
+    for name, tensor in saved.items():
+        torch.testing.assert_close(tensor, first[name])
 
 
 def test_an_interrupted_warm_up_continues(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
