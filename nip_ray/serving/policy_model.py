@@ -88,7 +88,7 @@ class PolicyModel:
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
-        self._averages, self._newest = dict[str, Tensor](), dict[str, Tensor]()
+        self._averages, self._averaged, self._newest = dict[str, Tensor](), 0, dict[str, Tensor]()
 
     # --------------------------------------------------------------------------------------------------------- sampling
 
@@ -214,22 +214,27 @@ class PolicyModel:
 
     @torch.no_grad()
     def average(self, decay: float) -> None:
-        """Add the weights to their exponential average, which begins with the first ones."""
-        for name, weight in self._learned.items():
-            if name in self._averages:
-                self._averages[name].lerp_(weight.float(), 1 - decay)
-            else:
-                self._averages[name] = weight.detach().float().clone()
+        """Add the weights to their exponential average. Its decay is at most (1 + n) / (10 + n) for n weights before,
+        so that the first ones do not prevail for long."""
+        decay = min(decay, (1 + self._averaged) / (10 + self._averaged))
+        with _enough_memory("algorithm.average_weights: the averages", _SMALLER):
+            for name, weight in self._learned.items():
+                if name in self._averages:
+                    self._averages[name].lerp_(weight.float(), 1 - decay)
+                else:
+                    self._averages[name] = weight.detach().float().clone()
+        self._averaged += 1
 
     @torch.no_grad()
     def show_averages(self, shown: bool) -> None:
         """Put the averages, if there are any, in the place of the weights, or put these back."""
         if not self._averages:
             return
-        if shown:
-            self._newest = {name: weight.detach().clone() for name, weight in self._learned.items()}
+        with _enough_memory("algorithm.average_weights: a copy of the weights", _SMALLER):
+            newest = {name: weight.detach().clone() for name, weight in self._learned.items()} if shown else {}
         for name, weight in self._learned.items():
             weight.copy_((self._averages if shown else self._newest)[name])
+        self._newest = newest
         self._batch.forget()
 
     # ------------------------------------------------------------------------------------------------------------ state
@@ -253,7 +258,7 @@ class PolicyModel:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
         moments = {name: _copies(known[weight]) for name, weight in self._learned.items() if weight in known}
-        averages = {"averages": _copies(self._averages)} if self._averages else {}
+        averages = {"averages": _copies(self._averages), "averaged": self._averaged} if self._averages else {}
         return {"steps": self.steps, "weights": self.weights(), "moments": moments, **averages}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -265,7 +270,7 @@ class PolicyModel:
         except (ValueError, RuntimeError) as error:
             raise UserError(f"this state is not of the model in {self.folder} ({error})") from None
         self.steps = state["steps"]
-        averages = state.get("averages", {})
+        averages, self._averaged = state.get("averages", {}), state.get("averaged", 0)
         self._averages = {name: averages[name].to(self._model.device, copy=True) for name in averages}
         self._optimizer.state.clear()
         for name, kinds in state["moments"].items():

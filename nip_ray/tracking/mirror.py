@@ -35,7 +35,7 @@ from nip_ray.tracking import wandb_runs
 from nip_ray.tracking.base import RunInfo, Tracker
 
 KEY = "tracking.mirror.url"
-OWN, CHECKPOINTS, STATE = ".mirror", "checkpoints", "state.json"
+OWN, CHECKPOINTS, STATE, WARM_UP = ".mirror", "checkpoints", "state.json", "warm_up"
 
 _OURS = re.compile(r"(checkpoints|past|transcripts)/.+")
 _FINISH_S, _TELL_S = 300.0, 5.0
@@ -276,7 +276,8 @@ class Copier:
 
 
 def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
-    """name -> state, of the files of a run folder to copy: those below `checkpoints/`, or all others.
+    """name -> state, of the files of a run folder to copy: those below `checkpoints/`, or all others but an unfinished
+    warm-up.
 
     Raises OSError when a folder cannot be read, FileNotFoundError when something is removed meanwhile.
     """
@@ -287,7 +288,7 @@ def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
     found: dict[str, Mark] = {}
     top = run_dir / CHECKPOINTS if checkpoints else run_dir
     for folder, inside, names in os.walk(top, onerror=broken) if top.is_dir() else ():
-        at_home = (wandb_runs.FOLDER, CHECKPOINTS) if folder == str(run_dir) else ()
+        at_home = (wandb_runs.FOLDER, CHECKPOINTS, WARM_UP) if folder == str(run_dir) else ()
         inside[:] = [name for name in inside if not name.startswith(".") and name not in at_home]
         for name in names:
             stat = os.lstat(os.path.join(folder, name)) if not name.startswith(".") else None

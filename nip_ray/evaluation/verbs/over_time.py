@@ -164,7 +164,8 @@ def _language_models(
                 f"cross-play --checkpoints: {hosted} keeps the weights of {group}, {folder.path} has none of them"
             )
     how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
-    snapshots, checkpoints = kept_snapshots(run_dir, learning), kept_iterations(folder.checkpoints)
+    checkpoints, averaged = kept_iterations(folder.checkpoints), config.algorithm.average_weights is not None
+    snapshots = [] if averaged else kept_snapshots(run_dir, learning)  # these are of the newest weights
     weights: dict[int, Mapping[str, Mapping[str, Any]]] = {}  # iteration -> group -> its learned weights
     for iteration in _spread(sorted({*snapshots, *checkpoints}), run_dir, how):
         if iteration in checkpoints:

@@ -223,6 +223,7 @@ def _rule(
             warmup_learning_rate=None,
             warmup_agents=None,
             curriculum=(),
+            average_weights=None,  # attackers are as strong as they can be
             evaluate_every=0,
             num_test_items=num_test_items,
         )

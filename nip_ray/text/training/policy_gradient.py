@@ -66,7 +66,7 @@ from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.warm_examples import invented_examples, scenario_examples
+from nip_ray.text.training.warm_up import WarmUpSaves, invented_examples, scenario_examples
 from nip_ray.text.written_models import write_models
 from nip_ray.tracking import Tracker
 
@@ -75,9 +75,6 @@ PLAYED_BY = "played_by"
 """In a checkpoint, beside a model's state: the weights with which the next dialogues were played ahead."""
 MOST_CUT = 0.5
 """The largest share of an agent's prompts in an iteration that may lose their middle; beyond it the run ends."""
-WARM_UP = "warm_up"
-"""The folder of an unfinished warm-up's checkpoints, whose numbers are its steps."""
-WARM_UP_SAVED_EVERY_S = 300
 TRANSCRIPTS = 50
 """Maximum number of stored dialogues of an iteration: of those among the current agents, and those against the past."""
 
@@ -273,16 +270,16 @@ class PolicyGradientTrainer:
         def steps(group: str) -> dict[str, float]:
             return self._steps(group, due[group], iteration, played.differences.get(group))
 
-        decay = self.rule.average_weights
         with ThreadPoolExecutor(len(self.groups)) as pool:
             at_once = pool.map if self.rule.num_learners else map  # models with separate learners
             for group, figures in zip(due, at_once(steps, due), strict=True):
                 self._bills.book(bills[group])
-                if decay is not None:
-                    self.models[group].average(decay)
                 if self.rule.max_staleness:
                     figures["staleness"] = float(iteration - played.version)
                 row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
+        if self.rule.average_weights is not None:
+            for group in self._learners():
+                self.models[group].average(self.rule.average_weights)
         return row
 
     def _cut_prompts(self, split: str, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
@@ -322,7 +319,9 @@ class PolicyGradientTrainer:
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         start = self._start_name(group, iteration)
         if rule.kl_coefficient and self._start_of.get(group) != start:
-            kept = self._folder(group, start)
+            kept, known = self._folder(group, start), self._start_name(group, 0)
+            if start != known and not kept.is_dir():
+                raise TrainingError(f"{kept}: the model that the KL term refers to is missing, copy it back")
             model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
             self._start_of[group] = start
         told: list[dict[str, float]] = []
@@ -357,12 +356,8 @@ class PolicyGradientTrainer:
     def _warm_up(self) -> None:
         """Supervised steps, first on the form of replies, then on the scenario's own examples. Continues from the last
         save of an interrupted one."""
-        rule, where, saved = self.rule, self.folder.path / WARM_UP, time.monotonic()
-        first = 0
-        if has_checkpoint(where):
-            found = load_checkpoint(where, None, self.state.run_id)
-            for line in found.skipped:
-                say(f"warning: {line}; continuing from step {found.iteration} of the warm-up")
+        rule, first, saves = self.rule, 0, WarmUpSaves(self.folder.path, self.state.run_id)
+        if (found := saves.newest()) is not None:
             for group in self._learners():
                 self.models[group].set_state(found.tensors[group])
             self._bills.set_state(found.state["tokens"])
@@ -379,11 +374,9 @@ class PolicyGradientTrainer:
                     self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
         for step in range(first, rule.warmup_steps):
-            if time.monotonic() - saved >= WARM_UP_SAVED_EVERY_S:
+            if saves.due():
                 tensors = {group: self.models[group].state() for group in self._learners()}
-                plain = {"tokens": self._bills.state(self._playing.uncounted())}
-                save_checkpoint(where, step, tensors, plain, self.state.run_id, keep=2)
-                saved = time.monotonic()
+                saves.save(step, tensors, {"tokens": self._bills.state(self._playing.uncounted())})
             for group in self._learners():
                 taught = [
                     agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents
@@ -486,10 +479,9 @@ class PolicyGradientTrainer:
             self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
         self.state = replace(self.state, iteration=iteration, stage="sample")
+        self._refresh_starts(iteration)
         if over:
             self._end(iteration)
-        else:
-            self._refresh_starts(iteration)
         if over or iteration % self.rule.checkpoint_every == 0:
             self._save(iteration)
 
@@ -540,7 +532,7 @@ class PolicyGradientTrainer:
         if iteration:
             self.tracker.checkpoint(saved, iteration)
         else:
-            shutil.rmtree(self.folder.path / WARM_UP, ignore_errors=True)
+            WarmUpSaves(self.folder.path, self.state.run_id).remove()
 
     def _continue_from_checkpoint(self) -> None:
         """Continue from the newest undamaged checkpoint; without any, from the beginning."""
@@ -550,6 +542,7 @@ class PolicyGradientTrainer:
             self.folder.rewind_metrics(0)
             return
         found = load_checkpoint(where, None, self.state.run_id)
+        WarmUpSaves(self.folder.path, self.state.run_id).remove()  # of a run that was killed before that
         for line in found.skipped:
             say(f"warning: {line}; continuing from iteration {found.iteration}")
         for group in self._learners():

@@ -34,7 +34,7 @@ from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.parts import load_state, prepare, save_state
-from nip_ray.text.training import policy_gradient
+from nip_ray.text.training import warm_up
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
@@ -288,7 +288,9 @@ def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
 def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
     verifier = {"verifier": {"kl_coefficient": 0.1}}
-    raw = make(entropy_coefficient=0.1, kl_estimator="k2", kl_refresh=2, agents=verifier).model_dump(mode="json")
+    raw = make(
+        entropy_coefficient=0.1, kl_estimator="k2", kl_refresh=2, agents=verifier, average_weights=0.9
+    ).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {
         **raw["scenario"]["agents"]["_default"],
         "frozen": True,
@@ -317,6 +319,8 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     ] * 3
     with RunFolder.open(attack) as folder:
         models = load_state(folder).models()
+    learned_by: Any = load_config(attack / "config.yaml").algorithm
+    assert learned_by.average_weights is None, "an attacker is as strong as its newest weights"
     kept = tmp_path / "run" / "local" / "models"
     assert models == {
         "prover0": str(kept / "prover0-000002"),
@@ -327,9 +331,11 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
 
 
 def test_more_iterations_continue_a_run_that_is_over(make: Make, tmp_path: Path) -> None:
-    run_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
+    """Also where the model that the KL term refers to is due to be replaced at its end."""
+    config = make(kl_coefficient=0.1, kl_refresh=2)
+    run_experiment(config.model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
     resume_experiment(tmp_path / "run", iterations=4, quiet=True)
-    run_experiment(make(), tmp_path / "whole", quiet=True)
+    run_experiment(config, tmp_path / "whole", quiet=True)
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
@@ -363,7 +369,7 @@ def test_kl_to_a_model_that_is_refreshed_before_every_step_is_0(make: Make, tmp_
     assert all(abs(row["learn/prover0/kl"]) < 1e-6 for row in rows(tmp_path / "run"))
     names = (path.name for path in (tmp_path / "run" / "local" / "models").glob("prover0*"))
     assert sorted(names) == [
-        "prover0-000004", "prover0-start", *(f"prover0-start-{number:06d}" for number in (1, 2, 3))
+        "prover0-000004", "prover0-start", *(f"prover0-start-{number:06d}" for number in (1, 2, 3, 4))
     ]  # fmt: skip
 
 
@@ -376,10 +382,10 @@ def test_the_optimizer_starts_anew_after_the_warm_up(make: Make, tmp_path: Path)
 
 
 def test_averages_are_tested_and_saved_and_learning_is_the_same(make: Make, tmp_path: Path) -> None:
-    """The average begins with the weights after the first iteration."""
+    """The average begins with the weights after the first iteration, and is short at first."""
     plain, averaged = (
         make(average_weights=decay, checkpoint_every=1, keep_checkpoints=None, learning_rate=1e-2, evaluate_every=0)
-        for decay in (None, 0.75)
+        for decay in (None, 0.2)
     )
     run_experiment(plain, tmp_path / "plain")
     run_experiment(averaged, tmp_path / "averaged")
@@ -389,15 +395,18 @@ def test_averages_are_tested_and_saved_and_learning_is_the_same(make: Make, tmp_
     assert all(key.startswith("eval") for key in differing)
     checkpoints = tmp_path / "plain" / "checkpoints"
     first, *later = (load_checkpoint(checkpoints, number).tensors["verifier"]["weights"] for number in range(1, 5))
-    for newest in later:
-        first = {name: 0.75 * first[name] + 0.25 * newest[name] for name in first}
+    for newest, decay in zip(later, (2 / 11, 0.2, 0.2), strict=True):
+        first = {name: decay * first[name] + (1 - decay) * newest[name] for name in first}
     saved = load_file(tmp_path / "averaged" / "local" / "models" / "verifier-000004" / "model.safetensors")
     for name, tensor in saved.items():
         torch.testing.assert_close(tensor, first[name])
 
 
-def test_an_interrupted_warm_up_continues(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its last save, without a difference to one in a piece; the save is gone when it is over."""
+def test_an_interrupted_warm_up_continues(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its last save, without a difference to one in a piece; the save is gone when it is over, and one that cannot
+    be read is none."""
     config = make(warmup_steps=6, format_warmup=8).model_copy(update={"iterations": 1})
     learn, steps, last = PolicyGradientTrainer._supervised, list[str](), 1_000_000
 
@@ -408,7 +417,7 @@ def test_an_interrupted_warm_up_continues(make: Make, tmp_path: Path, monkeypatc
         learn(self, group, examples)
 
     monkeypatch.setattr(PolicyGradientTrainer, "_supervised", counted)
-    monkeypatch.setattr(policy_gradient, "WARM_UP_SAVED_EVERY_S", 0)
+    monkeypatch.setattr(warm_up, "SAVED_EVERY_S", 0)
     run_experiment(config, tmp_path / "whole")
     last = len(steps) - 4  # in the fifth of six steps of three models
     steps.clear()
@@ -418,9 +427,19 @@ def test_an_interrupted_warm_up_continues(make: Make, tmp_path: Path, monkeypatc
     steps.clear()
     resume_experiment(tmp_path / "halves")
     assert len(steps) == 6
-    assert not (tmp_path / "halves" / "warm_up").exists()
-    assert rows(tmp_path / "halves") == rows(tmp_path / "whole")
-    assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
+    steps.clear()
+    last = 5
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(config, tmp_path / "damaged")
+    for file in (tmp_path / "damaged" / "warm_up").glob("*/*.pt"):
+        file.write_bytes(b"")
+    last = -1
+    resume_experiment(tmp_path / "damaged")
+    assert "the warm-up begins again" in capsys.readouterr().err
+    for one in ("halves", "damaged"):
+        assert not (tmp_path / one / "warm_up").exists()
+        assert rows(tmp_path / one) == rows(tmp_path / "whole")
+        assert weights(tmp_path / one) == weights(tmp_path / "whole")
 
 
 def test_a_curriculum_teaches_nothing_that_is_held_out(make: Make, tmp_path: Path) -> None:

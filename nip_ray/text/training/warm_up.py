@@ -1,0 +1,83 @@
+"""The warm-up of models that learn from their own tokens: its examples, and what is saved until it is over."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, LanguageScenario
+from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
+from nip_ray.progress import say
+from nip_ray.seeding import stable_seed
+from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
+from nip_ray.text.dialogues.runner import Task, training_tasks
+
+WARM_UP = "warm_up"
+"""The folder of an unfinished warm-up, in a run folder."""
+SAVED_EVERY_S = 300
+
+Example = tuple[Chat, str]
+"""A chat and the reply to learn."""
+
+
+def invented_examples(scenario: LanguageScenario, tasks: Sequence[Task], seed: int) -> dict[str, list[Example]]:
+    """Agent -> every turn of its own in dialogues of random replies of the right form."""
+    found: dict[str, list[Example]] = {agent: [] for agent in scenario.protocol.agents}
+
+    def answer(asked: list[Question]) -> list[Answer]:
+        said = []
+        for one in asked:
+            place = ("format warm-up", tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
+            said.append(scenario.invent(one.dialogue, one.agent, stable_seed(seed, *place)))
+            found[one.agent].append((one.chat, said[-1]))
+        return [Answer(text) for text in said]
+
+    play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
+    return found
+
+
+def scenario_examples(
+    scenarios: Sequence[tuple[LanguageScenario, list[Any]]], agent: str, step: int, count: int, seed: int
+) -> list[Example]:
+    """Up to `count` examples of an agent for a supervised step. scenarios: with their training items; they take turns
+    by step."""
+    scenario, items = scenarios[step % len(scenarios)]
+    tasks = training_tasks(items, stable_seed(seed, "warm-up", agent), step // len(scenarios), count)
+    made = (scenario.warm_example(task.item, agent, task.seed) for task in tasks)
+    return [example for example in made if example is not None]
+
+
+class WarmUpSaves:
+    """The checkpoints of an unfinished warm-up, whose numbers are steps of its second part."""
+
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        self._folder, self._run_id, self._saved = run_dir / WARM_UP, run_id, time.monotonic()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest undamaged one. Warns of damaged ones. Raises UserError for one of another run."""
+        if not has_checkpoint(self._folder):
+            return None
+        try:
+            found = load_checkpoint(self._folder)
+        except UserError as error:
+            say(f"warning: {error}; the warm-up begins again")
+            self.remove()
+            return None
+        for line in found.skipped:
+            say(f"warning: {line}; continuing from step {found.iteration} of the warm-up")
+        return load_checkpoint(self._folder, found.iteration, self._run_id)
+
+    def due(self) -> bool:
+        """Return True if the last one, or the beginning, is long ago."""
+        return time.monotonic() - self._saved >= SAVED_EVERY_S
+
+    def save(self, step: int, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Keep it and the one before."""
+        save_checkpoint(self._folder, step, tensors, state, self._run_id, keep=2)
+        self._saved = time.monotonic()
+
+    def remove(self) -> None:
+        """Remove all."""
+        shutil.rmtree(self._folder, ignore_errors=True)
