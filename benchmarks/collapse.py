@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _collapse_page import write_page
+from _collapse_page import AFTER, BEFORE, write_page
 from _common import ROOT, machine
 from detectors import parser_of, recorded, shipped, trained_in, write
 from protocol_table import laid_over
@@ -30,8 +30,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "role baseline": {"algorithm": {"advantage": "role"}},
     "opponents": {"opponents": {"latest": 0.5, "every": 20, "size": 20}},
     "magnet": {"algorithm": MAGNET},
-    "magnet, averaged": {"algorithm": {**MAGNET, "average_weights": 0.98}},
-    "after the magnet": {},
+    BEFORE: {"algorithm": {**MAGNET, "average_weights": 0.98}},
+    AFTER: {},
 }
 """Arm -> its changes; all but the second share weights, and the last one starts from the models of the one before."""
 
@@ -55,11 +55,8 @@ def main() -> None:
                     continue
                 folder = run_folder(options.out, game, arm, seed)
                 data = config_of(game, arm) | {"seed": seed}
-                if arm == "after the magnet":
-                    model = (
-                        run_folder(options.out, game, "magnet, averaged", seed)
-                        / f"local/models/both-{ITERATIONS[game]:06d}"
-                    )
+                if arm == AFTER:
+                    model = run_folder(options.out, game, BEFORE, seed) / f"local/models/both-{ITERATIONS[game]:06d}"
                     data = laid_over(data, {"scenario": {"agents": {"_default": {"model": str(model)}}}})
                 metrics = trained_in(folder, data)
                 tests = [
@@ -82,7 +79,7 @@ def config_of(game: str, arm: str) -> dict[str, Any]:
     data = shipped("pg_kuhn_poker")
     for key in ("kl_coefficient", "final_kl_coefficient", "kl_estimator"):
         del data["algorithm"][key]
-    if arm == "after the magnet":
+    if arm == AFTER:
         for key in ("format_warmup", "warmup_batch_size", "warmup_learning_rate"):
             del data["algorithm"][key]
     common: dict[str, Any] = {
