@@ -96,7 +96,7 @@ def config_of(game: str, arm: str) -> dict[str, Any]:
         data["scenario"] = {"name": "message_words", "agents": data["scenario"]["agents"]}
         common["plugins"] = [str(ROOT / "benchmarks" / "_message_words.py")]
         common["protocol"] = {"name": "adp", "shared_reward": True}
-        common["algorithm"]["rollouts_per_iteration"] = 256
+        common["algorithm"] |= {"rollouts_per_iteration": 256, "group_size": 32}  # opponents need several items
     if arm != "own weights":
         common["scenario"] = {"agents": {"_default": {"group": "both"}}}
     return laid_over(laid_over(data, common), ARMS[arm])
