@@ -73,6 +73,10 @@ class _Damaged(Exception):
     """The reason why a checkpoint is unusable."""
 
 
+class AllDamaged(UserError):
+    """There are checkpoints, and none can be read."""
+
+
 def save_checkpoint(
     folder: Path,
     iteration: int,
@@ -135,7 +139,7 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
         return _read(found[number], manifest, fingerprint, skipped)
     if iteration is not None:
         raise UserError(f"{skipped[0]}; choose another iteration, or none for the newest undamaged checkpoint")
-    raise UserError(f"{folder}: no undamaged checkpoint is left: {'; '.join(skipped)}")
+    raise AllDamaged(f"{folder}: no undamaged checkpoint is left: {'; '.join(skipped)}")
 
 
 def write_weights(

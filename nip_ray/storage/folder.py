@@ -42,6 +42,8 @@ CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
 IDENTITY = "run.json"
 EXPORTED = "exported.json"
 """In a folder exported from a run: it can be evaluated, not resumed."""
+WARM_UP = "warm_up"
+"""The folder of checkpoints of an unfinished warm-up of language models."""
 _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")

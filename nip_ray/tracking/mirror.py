@@ -28,14 +28,14 @@ from typing import Any, BinaryIO, NamedTuple
 from nip_ray.progress import say
 from nip_ray.settings.tracking import MirrorSettings
 from nip_ray.storage.files import write_atomically
-from nip_ray.storage.folder import CONFIG
+from nip_ray.storage.folder import CONFIG, WARM_UP
 from nip_ray.storage.identity import IDENTITY
 from nip_ray.storage.mirror import Place, Store, check_library, checkpoint_of, manifest_of, one_line, place_of
 from nip_ray.tracking import wandb_runs
 from nip_ray.tracking.base import RunInfo, Tracker
 
 KEY = "tracking.mirror.url"
-OWN, CHECKPOINTS, STATE, WARM_UP = ".mirror", "checkpoints", "state.json", "warm_up"
+OWN, CHECKPOINTS, STATE = ".mirror", "checkpoints", "state.json"
 
 _OURS = re.compile(r"(checkpoints|past|transcripts)/.+")
 _FINISH_S, _TELL_S = 300.0, 5.0

@@ -128,6 +128,7 @@ class PolicyGradientTrainer:
         self._playing = Playing(plays, learning, self.groups, self._train_tasks)
         self._start_of: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._warm_up_saves = WarmUpSaves(folder.path, state.run_id)
         self._continue_from_checkpoint()
 
     # ------------------------------------------------------------------------------------------------- what others call
@@ -356,7 +357,7 @@ class PolicyGradientTrainer:
     def _warm_up(self) -> None:
         """Supervised steps, first on the form of replies, then on the scenario's own examples. Continues from the last
         save of an interrupted one."""
-        rule, first, saves = self.rule, 0, WarmUpSaves(self.folder.path, self.state.run_id)
+        rule, first, saves = self.rule, 0, self._warm_up_saves
         if (found := saves.newest()) is not None:
             for group in self._learners():
                 self.models[group].set_state(found.tensors[group])
@@ -532,7 +533,7 @@ class PolicyGradientTrainer:
         if iteration:
             self.tracker.checkpoint(saved, iteration)
         else:
-            WarmUpSaves(self.folder.path, self.state.run_id).remove()
+            self._warm_up_saves.remove()
 
     def _continue_from_checkpoint(self) -> None:
         """Continue from the newest undamaged checkpoint; without any, from the beginning."""
@@ -542,7 +543,7 @@ class PolicyGradientTrainer:
             self.folder.rewind_metrics(0)
             return
         found = load_checkpoint(where, None, self.state.run_id)
-        WarmUpSaves(self.folder.path, self.state.run_id).remove()  # of a run that was killed before that
+        self._warm_up_saves.remove()  # of a run that was killed before that
         for line in found.skipped:
             say(f"warning: {line}; continuing from iteration {found.iteration}")
         for group in self._learners():

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
 from nip_ray.progress import say
 from nip_ray.seeding import stable_seed
-from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
+from nip_ray.storage.checkpoint import AllDamaged, Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
+from nip_ray.storage.folder import WARM_UP
 from nip_ray.text.dialogues.runner import Task, training_tasks
 
-WARM_UP = "warm_up"
-"""The folder of an unfinished warm-up, in a run folder."""
 SAVED_EVERY_S = 300
 
 Example = tuple[Chat, str]
@@ -60,14 +58,14 @@ class WarmUpSaves:
         if not has_checkpoint(self._folder):
             return None
         try:
-            found = load_checkpoint(self._folder)
-        except UserError as error:
+            found = load_checkpoint(self._folder, None, self._run_id)
+        except AllDamaged as error:
             say(f"warning: {error}; the warm-up begins again")
             self.remove()
             return None
         for line in found.skipped:
             say(f"warning: {line}; continuing from step {found.iteration} of the warm-up")
-        return load_checkpoint(self._folder, found.iteration, self._run_id)
+        return found
 
     def due(self) -> bool:
         """Return True if the last one, or the beginning, is long ago."""
