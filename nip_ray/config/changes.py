@@ -31,6 +31,8 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
         return stored
     changed = config_from_dict(apply_overrides(plain(stored), changes))
     assert isinstance(changed, type(stored))
+    if key := next(_of_the_weights(stored, changed), None):
+        raise UserError(f"{key}: this run's weights were made with another one, which stays; start a new run")
     if changed.iterations != stored.iterations and (key := next(over_iterations(stored), None)):
         raise UserError(
             f"iterations: {key} is annealed over this run's {stored.iterations} iterations, which stay; start a new run"
@@ -47,9 +49,27 @@ def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
     elif is_dataclass(config):
         for field in fields(config):
             value = getattr(config, field.name)
-            if field.metadata.get("json_schema_extra", {}).get("over_iterations") and value not in (None, False):
+            if (
+                field.metadata.get("json_schema_extra", {}).get("over_iterations")
+                and value is not None
+                and value is not False
+            ):
                 yield f"{prefix}{field.name}"
             yield from over_iterations(value, f"{prefix}{field.name}.")
+
+
+def _of_the_weights(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+    """The keys that differ and that learned weights depend on, by their options' meaning."""
+    if isinstance(old, Mapping | Experiment):
+        before, after = dict(old), dict(new)
+        for name in before.keys() & after.keys():
+            yield from _of_the_weights(before[name], after[name], f"{prefix}{name}.")
+    elif is_dataclass(old) and type(old) is type(new):
+        for field in fields(old):
+            one, other = getattr(old, field.name), getattr(new, field.name)
+            if field.metadata.get("json_schema_extra", {}).get("resumable") is False and one != other:
+                yield f"{prefix}{field.name}"
+            yield from _of_the_weights(one, other, f"{prefix}{field.name}.")
 
 
 def begun(config: Config) -> Config:

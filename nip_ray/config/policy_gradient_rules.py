@@ -101,8 +101,14 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
 
 
 def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    """They are for agents that play and learn, and agents of one group have equal ones."""
+    """They are for agents that play and learn, leave a use for those that they override, and agents of one group have
+    equal ones."""
     known, settings, unset = playing(config), language_agents(config), PolicyGradientAgentSettings()
+    learning = [agent for agent, own in settings.items() if not own.frozen]
+    if learning and not any(rule.follows_start(agent) for agent in learning):
+        for key in ("kl_coefficient", "final_kl_coefficient"):
+            if getattr(rule, key):
+                yield f"algorithm.{key}: no agent that learns has it (algorithm.agents), leave it out"
     for agent, own in rule.agents.items():
         place = f"algorithm.agents.{agent}"
         if known is not None and agent not in (*known, DEFAULT):

@@ -209,8 +209,11 @@ def provider_names(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def text_groups(config: TextExperimentConfig) -> Iterator[str]:
-    """Agents of a group agree on all settings of their model."""
+    """Folders are named after groups, and agents of a group agree on all settings of their model."""
     settings = language_agents(config)
+    for agent, own in settings.items():
+        if own.group is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", own.group):
+            yield f"{_place(config, agent)}.group: got {own.group!r}, use letters, digits, _ . -"
     for group, members in groups(config).items():
         first = settings[members[0]]
         for other in members[1:]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nip_ray.learning.token_losses import not_finite
 from nip_ray.seeding import stable_seed
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -71,6 +72,8 @@ def _inverse(weight_DV: Tensor, uniform_B: Tensor, of_B: Tensor) -> tuple[Tensor
     """Tokens at which distribution functions reach `uniform` (never without weight), and their log-probabilities."""
     total_DV = weight_DV.cumsum(-1, dtype=torch.float64)
     end_B = total_DV[of_B, -1]
+    if not end_B.isfinite().all():
+        raise not_finite("a model's probabilities are not finite")
     # the numbers of each distribution side by side, so that it is not copied for each of its rows
     order_B, count_D = of_B.argsort(stable=True), of_B.bincount(minlength=len(total_DV))
     place_B = torch.empty_like(of_B)

@@ -9,7 +9,8 @@ A field also declares how the rest of the package treats its key:
   folder or file where the provider is local). Relative ones are made absolute before workers, trials or a later resume
   read them;
 - `affects_numbers` false: two configs that differ here alone give the same numbers;
-- `resumable` true: a resumed run may change it;
+- `resumable` true: a resumed run may change it; false: not even in a section that it may change, since learned weights
+  depend on it;
 - `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then
   cannot change.
 
@@ -26,6 +27,7 @@ NOTHING_SPECIAL: Mapping[str, Any] = MappingProxyType({})
 FREE = MappingProxyType({"affects_numbers": False})
 FREE_AND_RESUMABLE = MappingProxyType({"affects_numbers": False, "resumable": True})
 RESUMABLE = MappingProxyType({"resumable": True})
+OF_THE_WEIGHTS = MappingProxyType({"resumable": False})
 OVER_ITERATIONS = MappingProxyType({"over_iterations": True})
 FILE = MappingProxyType({"path": "file"})
 

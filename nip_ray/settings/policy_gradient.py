@@ -118,7 +118,7 @@ class TokenTrainingSettings:
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
     warmup_agents: tuple[str, ...] | None = option(
-        None, "Agents that learn from the scenario's examples (none: all that are not frozen)."
+        None, "Agents that learn from the scenario's examples (none: all that are not frozen).", min_length=1
     )
     curriculum: tuple[CurriculumStage, ...] = option(
         (),

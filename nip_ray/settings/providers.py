@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, OF_THE_WEIGHTS, option
 
 
 def address_fault(address: str) -> str | None:
@@ -188,8 +188,10 @@ class LocalProvider(ProviderSettings):
     num_gpus: float = option(0, "GPUs, or a share, of each of the two actors.", ge=0)
     num_cpus: float = option(1, "CPUs that Ray reserves for each of the two actors.", ge=0)
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
-    method: Literal["lora", "full"] = option("lora", "Fine-tuned weights: low-rank adapters, or all.")
-    lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
+    method: Literal["lora", "full"] = option(
+        "lora", "Fine-tuned weights: low-rank adapters, or all.", meaning=OF_THE_WEIGHTS
+    )
+    lora_rank: int = option(16, "Rank of the adapters (lora).", meaning=OF_THE_WEIGHTS, ge=1)
     gradient_accumulation_steps: int = option(1, "Sequential parts of a step's examples: more saves memory.", ge=1)
     max_length: int | None = option(
         None, "Tokens of an example; longer ones lose their middle (none: the model's context).", ge=16
@@ -207,8 +209,10 @@ class LocalProvider(ProviderSettings):
     save_merged: bool = option(False, "Save merged models, not adapters alone (lora; needed by a served vLLM).")
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
-    default_model_seed: int = option(0, "Seed of the weights of the models called `default` and `words`.", ge=0)
-    word_model: WordModelSettings = option(WordModelSettings, "The model called `words`.")
+    default_model_seed: int = option(
+        0, "Seed of the weights of the models called `default` and `words`.", meaning=OF_THE_WEIGHTS, ge=0
+    )
+    word_model: WordModelSettings = option(WordModelSettings, "The model called `words`.", meaning=OF_THE_WEIGHTS)
 
     @property
     def threads(self) -> int:
@@ -259,7 +263,7 @@ class TrainingServiceProvider(ProviderSettings):
     api_key_variable: str = option(
         "TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
-    lora_rank: int = option(16, "Rank of the adapters.", ge=1)
+    lora_rank: int = option(16, "Rank of the adapters.", meaning=OF_THE_WEIGHTS, ge=1)
     max_length: int | None = option(
         None,
         "Tokens of prompt and reply under policy_gradient (none: the service's limit).",

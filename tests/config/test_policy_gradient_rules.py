@@ -112,6 +112,18 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ({"algorithm": {"warmup_learning_rate": 0.1}}, ["algorithm.warmup_learning_rate: there is no warm-up"]),
         ({"algorithm": {"warmup_agents": ["prover"]}}, ["algorithm.warmup_agents: warmup_steps is 0"]),
         (
+            {"algorithm": {"warmup_agents": [], "warmup_steps": 1}},
+            ["algorithm.warmup_agents: got [], expected list of text or null, not empty"],
+        ),
+        (
+            {"algorithm": {"kl_coefficient": 0.1, "agents": {"_default": {"kl_coefficient": 0}}}},
+            ["algorithm.kl_coefficient: no agent that learns has it (algorithm.agents), leave it out"],
+        ),
+        (
+            {"scenario": {"agents": {"prover": {"group": "../my team"}}}},
+            ["scenario.agents.prover.group: got '../my team', use letters, digits, _ . -"],
+        ),
+        (
             {"algorithm": {"warmup_agents": ["provr"], "warmup_steps": 1}},
             ["algorithm.warmup_agents: no agent 'provr' of nip, did"],
         ),

@@ -452,6 +452,10 @@ def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
             {"algorithm": {"name": "policy_gradient", "agents": {"a": {"final_kl_coefficient": 0.1}}}},
             "algorithm.agents.a.final_kl_coefficient",
         ),
+        (
+            {"algorithm": {"name": "policy_gradient", "kl_coefficient": 0.1, "final_kl_coefficient": 0}},
+            "algorithm.final_kl_coefficient",
+        ),
         ({}, None),
     ],
 )

@@ -27,7 +27,7 @@ _SEED_BITS = 31
 @dataclass
 class Reply:
     """A sampled reply: its dialogue and turn, and what a model learns from it. snapshot: the opponent's. cut: its
-    prompt had lost its middle."""
+    prompt had lost its middle. attempt: number of earlier unusable replies of this turn."""
 
     place: int
     agent: str
@@ -35,6 +35,7 @@ class Reply:
     turn: Turn
     snapshot: int | None = None
     cut: bool = False
+    attempt: int = 0
 
 
 @dataclass
@@ -163,7 +164,7 @@ class ModelPlay:
             made.append(
                 (
                     Answer(reply.text, reply.finish_reason),
-                    Reply(one.place, one.agent, len(one.dialogue.rounds), turn, cut=short),
+                    Reply(one.place, one.agent, len(one.dialogue.rounds), turn, cut=short, attempt=one.attempt),
                 )
             )
         use = Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made))

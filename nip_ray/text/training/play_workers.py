@@ -25,7 +25,7 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
-from nip_ray.text.training.model_play import ModelPlay, Talk
+from nip_ray.text.training.model_play import ModelPlay, Reply, Talk
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.policies import Policy, model_for
 from nip_ray.text.worker_pool import Call, WorkerPool, parts_of
@@ -110,9 +110,16 @@ class PlayWorkers:
             made.replies += [replace(reply, place=reply.place + len(made.dialogues)) for reply in part.replies]
             made.dialogues += part.dialogues
             made.used = {group: use + part.used[group] for group, use in made.used.items()}
+        self._order(made.replies, tasks)
         for group, use in made.used.items():
             self._bills.book(self._bills.ask(group, use), use)
         return made
+
+    def _order(self, replies: list[Reply], tasks: Sequence[Task]) -> None:
+        """Sort into the order of `ModelPlay`, on which minibatches and moving baselines depend."""
+        snapshots = [*dict.fromkeys(task.snapshot for task in tasks)]
+        number = {agent: place for place, members in enumerate(self._groups.values()) for agent in members}
+        replies.sort(key=lambda one: (snapshots.index(one.snapshot), one.round, one.attempt, number[one.agent]))
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`; by the playing weights."""

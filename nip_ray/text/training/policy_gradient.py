@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.cluster.resources import TOKEN_KEYS, check_cluster, token_actors
+from nip_ray.config.changes import resumed_config
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
 from nip_ray.config.policy_gradient_rules import stage_config
@@ -38,13 +39,7 @@ from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.storage.checkpoint import (
-    has_checkpoint,
-    kept_iterations,
-    load_checkpoint,
-    rewind_checkpoints,
-    save_checkpoint,
-)
+from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
@@ -127,6 +122,7 @@ class PolicyGradientTrainer:
             plays = ModelPlay(config, self.models, self._bills, None if self.past is None else self.past.load)
         self._playing = Playing(plays, learning, self.groups, self._train_tasks)
         self._start_of: dict[str, str] = {}
+        self._starts = set[str]()  # groups with a saved model after the warm-up
         self._warned: set[str] = set()
         self._warm_up_saves = WarmUpSaves(folder.path, state.run_id)
         self._continue_from_checkpoint()
@@ -320,8 +316,8 @@ class PolicyGradientTrainer:
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         start = self._start_name(group, iteration)
         if rule.kl_coefficient and self._start_of.get(group) != start:
-            kept, known = self._folder(group, start), self._start_name(group, 0)
-            if start != known and not kept.is_dir():
+            kept = self._folder(group, start)
+            if (start != self._start_name(group, 0) or group in self._starts) and not kept.is_dir():
                 raise TrainingError(f"{kept}: the model that the KL term refers to is missing, copy it back")
             model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
             self._start_of[group] = start
@@ -399,6 +395,7 @@ class PolicyGradientTrainer:
                 model.forget_moments()
                 if self.rule.follows_start(self.groups[group][0]):
                     model.save(self._folder(group, self._start_name(group, 0)))
+                    self._starts.add(group)
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
@@ -496,13 +493,13 @@ class PolicyGradientTrainer:
         every = self.rule.kl_refresh
         if not iteration or every is None or iteration % every:
             return
-        oldest = min(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
+        kept = (*kept_iterations(self.folder.path / CHECKPOINTS), iteration)
         for group in self._learners():
             if self.rule.follows_start(self.groups[group][0]):
-                start, needed = (self._folder(group, self._start_name(group, one)) for one in (iteration, oldest))
-                self.models[group].save(start)
-                for folder in start.parent.glob(f"{group}-start-??????"):
-                    if folder < needed:
+                needed = [self._folder(group, self._start_name(group, one)) for one in kept]
+                self.models[group].save(needed[-1])
+                for folder in needed[-1].parent.glob(f"{group}-start-??????"):
+                    if folder not in needed:
                         shutil.rmtree(folder)
 
     def _end(self, iteration: int) -> None:
@@ -522,6 +519,7 @@ class PolicyGradientTrainer:
             "baselines": self._baselines,
             "tokens": self._bills.state(self._playing.uncounted()),
             "ahead": self._playing.arranged(),
+            "starts": sorted(self._starts),
             **({} if self.past is None else {"past": self.past.state()}),
         }
         where = self.folder.path / CHECKPOINTS
@@ -538,7 +536,7 @@ class PolicyGradientTrainer:
     def _continue_from_checkpoint(self) -> None:
         """Continue from the newest undamaged checkpoint; without any, from the beginning."""
         where = self.folder.path / CHECKPOINTS
-        if not has_checkpoint(where):
+        if not kept_iterations(where):
             self.state = replace(self.state, iteration=0, over=False, stage="format_warmup")
             self.folder.rewind_metrics(0)
             return
@@ -553,6 +551,7 @@ class PolicyGradientTrainer:
         }
         self._playing.set_state(found.iteration, ahead, found.state.get("ahead", []))
         self._baselines = dict(found.state["baselines"])
+        self._starts = set(found.state.get("starts", []))
         self._bills.set_state(found.state["tokens"])
         if self.past is not None:
             self.past.load_state(found.state["past"])
@@ -591,4 +590,7 @@ class PolicyGradientTrainer:
         except TrainingError as error:
             kept = max(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
             ending = f"; `nip-ray resume {self.folder.path} --iterations {kept}` ends this one with its last checkpoint"
-            raise type(error)(f"{place}: {error}{ending if kept else ''}") from None
+            with suppress(UserError):
+                resumed_config(self.config, [], kept or None)
+                error = type(error)(f"{error}{ending if kept else ''}")
+            raise type(error)(f"{place}: {error}") from None

@@ -173,7 +173,7 @@ def test_what_is_said_does_not_depend_on_where(
     """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the
     dialogues of one process, and nearly its figures."""
     here, there = (
-        config_of(opponents=opponents, kl_coefficient=0.1, average_weights=0.5, **given)
+        config_of(opponents=opponents, kl_coefficient=0.1, average_weights=0.5, minibatch_size=6, **given)
         for given in ({}, {"num_rollout_workers": 2, **places})
     )
     trained(here, tmp_path / "here")

@@ -369,7 +369,7 @@ def test_kl_to_a_model_that_is_refreshed_before_every_step_is_0(make: Make, tmp_
     assert all(abs(row["learn/prover0/kl"]) < 1e-6 for row in rows(tmp_path / "run"))
     names = (path.name for path in (tmp_path / "run" / "local" / "models").glob("prover0*"))
     assert sorted(names) == [
-        "prover0-000004", "prover0-start", *(f"prover0-start-{number:06d}" for number in (1, 2, 3, 4))
+        "prover0-000004", "prover0-start", *(f"prover0-start-{number:06d}" for number in (2, 4))
     ]  # fmt: skip
 
 
@@ -512,6 +512,21 @@ def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(
         UserError, match=r"algorithm\.learning_rate=1: a resumed run can change .*algorithm\.micro_batch_tokens"
     ):
         resume_experiment(run, settings=["algorithm.learning_rate=1"], quiet=True)
+    for change in ("method=lora", "word_model.hidden_size=64", "default_model_seed=1"):
+        with pytest.raises(UserError, match=rf"providers\.local\.{change.split('=')[0].split('.')[0]}: .*another one"):
+            resume_experiment(run, settings=[f"providers.local.{change}"], quiet=True)
+
+
+def test_without_the_model_after_the_warm_up_there_is_no_kl_term(make: Make, tmp_path: Path) -> None:
+    """And an annealed run, which cannot end earlier, is not advised to."""
+    run = tmp_path / "run"
+    run_experiment(make(kl_coefficient=0.1).model_copy(update={"iterations": 2}), run, quiet=True)
+    shutil.rmtree(run / "local" / "models" / "prover0-start")
+    with pytest.raises(TrainingError, match=r"prover0-start: the model that the KL term refers to is missing"):
+        resume_experiment(run, iterations=4, quiet=True)
+    annealed = make(final_kl_coefficient=0.1, learning_rate=1e30, num_epochs=2, checkpoint_every=1)
+    with pytest.raises(TrainingError, match=r"learning broke off: .*warmup_learning_rate\)$"):
+        run_experiment(annealed, tmp_path / "annealed", quiet=True)
 
 
 def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(
