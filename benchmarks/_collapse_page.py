@@ -77,7 +77,7 @@ def _draw(rows: Sequence[Row]) -> None:
                     axes.plot(*zip(*row["tests"], strict=True), linewidth=0.8)
                 for level in (CURED, COLLAPSED):
                     axes.axhline(level, color="0.7", linewidth=0.6, zorder=0)
-                axes.set(title=f"{game}: {arm}", ylim=(0, 0.55))
+                axes.set(title=f"{game}: {arm}", ylim=(0, 0.7))
         for axes in axes_GA[-1]:
             axes.set_xlabel("iteration")
         figure.savefig(ROOT / "docs" / "collapse.svg", metadata={"Date": None})
