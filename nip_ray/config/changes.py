@@ -41,35 +41,32 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
     return changed
 
 
-def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
+def over_iterations(config: Any) -> Iterator[str]:
     """The configured keys that change something over the run's whole length, by their options' meaning."""
+    for (key, _), value in _options(config, "over_iterations", True):
+        if value is not None and value is not False:
+            yield key
+
+
+def _of_the_weights(old: Any, new: Any) -> Iterator[str]:
+    """The keys that differ and that learned weights depend on, by their options' meaning."""
+    after = dict(_options(new, "resumable", False))
+    for place, value in _options(old, "resumable", False):
+        if place in after and after[place] != value:
+            yield place[0]
+
+
+def _options(config: Any, meaning: str, wanted: bool, prefix: str = "") -> Iterator[tuple[tuple[str, type], Any]]:
+    """((key, settings class), value) of all options whose `meaning` is `wanted`."""
     if isinstance(config, Mapping | Experiment):
         for name, value in dict(config).items():
-            yield from over_iterations(value, f"{prefix}{name}.")
+            yield from _options(value, meaning, wanted, f"{prefix}{name}.")
     elif is_dataclass(config):
         for field in fields(config):
             value = getattr(config, field.name)
-            if (
-                field.metadata.get("json_schema_extra", {}).get("over_iterations")
-                and value is not None
-                and value is not False
-            ):
-                yield f"{prefix}{field.name}"
-            yield from over_iterations(value, f"{prefix}{field.name}.")
-
-
-def _of_the_weights(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
-    """The keys that differ and that learned weights depend on, by their options' meaning."""
-    if isinstance(old, Mapping | Experiment):
-        before, after = dict(old), dict(new)
-        for name in before.keys() & after.keys():
-            yield from _of_the_weights(before[name], after[name], f"{prefix}{name}.")
-    elif is_dataclass(old) and type(old) is type(new):
-        for field in fields(old):
-            one, other = getattr(old, field.name), getattr(new, field.name)
-            if field.metadata.get("json_schema_extra", {}).get("resumable") is False and one != other:
-                yield f"{prefix}{field.name}"
-            yield from _of_the_weights(one, other, f"{prefix}{field.name}.")
+            if field.metadata.get("json_schema_extra", {}).get(meaning) is wanted:
+                yield (f"{prefix}{field.name}", type(config)), value
+            yield from _options(value, meaning, wanted, f"{prefix}{field.name}.")
 
 
 def begun(config: Config) -> Config:

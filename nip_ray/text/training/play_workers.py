@@ -117,9 +117,9 @@ class PlayWorkers:
 
     def _order(self, replies: list[Reply], tasks: Sequence[Task]) -> None:
         """Sort into the order of `ModelPlay`, on which minibatches and moving baselines depend."""
-        snapshots = [*dict.fromkeys(task.snapshot for task in tasks)]
-        number = {agent: place for place, members in enumerate(self._groups.values()) for agent in members}
-        replies.sort(key=lambda one: (snapshots.index(one.snapshot), one.round, one.attempt, number[one.agent]))
+        snapshot = {one: place for place, one in enumerate(dict.fromkeys(task.snapshot for task in tasks))}
+        group = {agent: place for place, members in enumerate(self._groups.values()) for agent in members}
+        replies.sort(key=lambda one: (snapshot[one.snapshot], one.round, one.attempt, group[one.agent]))
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`; by the playing weights."""

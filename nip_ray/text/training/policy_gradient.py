@@ -588,9 +588,10 @@ class PolicyGradientTrainer:
         try:
             yield
         except TrainingError as error:
-            kept = max(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
-            ending = f"; `nip-ray resume {self.folder.path} --iterations {kept}` ends this one with its last checkpoint"
-            with suppress(UserError):
-                resumed_config(self.config, [], kept or None)
-                error = type(error)(f"{error}{ending if kept else ''}")
-            raise type(error)(f"{place}: {error}") from None
+            ending = ""
+            if kept := max(kept_iterations(self.folder.path / CHECKPOINTS), default=0):
+                with suppress(UserError):  # of a run whose length stays
+                    resumed_config(self.config, [], kept)
+                    command = f"nip-ray resume {self.folder.path} --iterations {kept}"
+                    ending = f"; `{command}` ends this one with its last checkpoint"
+            raise type(error)(f"{place}: {error}{ending}") from None
