@@ -165,9 +165,10 @@ def _print_figures(run_dir: Path, iterations: int, metrics: Mapping[str, Any]) -
     found = [key for key in metrics if key.startswith("eval")]
     of_verifier = [key for key in found if key.split("/")[1:2] == ["verifier"] and key.count("/") == 2]
     greedy = [key for key in of_verifier if key.startswith("eval/")]
+    exact = [key for key in found if key.startswith("eval/") and key.count("/") == 1]
     # without a verifier
     of_game = [key for key in found if key.count("/") == 1 or key.endswith(("/return", "/value", "/rho/own-own"))]
-    shown = greedy or of_verifier or of_game
+    shown = greedy or (of_verifier and [*exact, *of_verifier]) or of_game
     if shown:
         from nip_ray.evaluation.report.source import read_run
         from nip_ray.evaluation.report.trust import examined_words

@@ -1,0 +1,414 @@
+"""Self-proving models: a language model returns its answer with a proof that code checks, so that no model can have a
+wrong answer accepted (Amit, Goldwasser, Paradise and Rothblum, arXiv 2405.15722).
+
+`examples/self_proving.yaml` trains one: nip-ray train examples/self_proving.yaml
+
+Decisions that matter here:
+- a reply ends with "." and the proof, and nothing else of it is checked. What stands before it, if `annotated`, are the
+  steps of an algorithm: with them each token follows from a few others;
+- `gcd`: g divides a and b, and g = u a + v b, so g is their greatest common divisor. `two_colouring`: a colouring of a
+  graph without an edge of one colour, or a cycle of odd length, which no such colouring has;
+- under `self_proving` one prover speaks, and the code pays it. Under `adp` (two_colouring only) a verifier that learns
+  takes the place of the code: the prover claims that there is a colouring. Its error is exact, over all colourings.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, product
+from math import exp, log
+from random import Random
+from typing import Any, Literal
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
+from nip_ray.plugins import register_language_scenario
+from nip_ray.protocols import DECISIONS, Payment, Protocol, ProtocolParams, reads, register
+from nip_ray.scenarios.language import LanguageScenarioKind
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class SelfProvingSettings:
+    """Inputs whose answers can be proved."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["self_proving"] = option("self_proving", "The scenario.")
+    task: Literal["gcd", "two_colouring"] = option("gcd", "Task: greatest common divisors, or colourings of graphs.")
+    size: int = option(
+        4, "Decimal digits of the numbers of gcd, or vertices of the graphs of two_colouring.", ge=2, le=8
+    )
+    annotated: bool = option(True, "Write the steps of an algorithm before the proof, in examples to imitate.")
+    num_train: int = option(100_000, "Training inputs.", ge=2)
+    num_test: int = option(10_000, "Held-out inputs.", ge=2)
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Agent -> its model; `_default` serves the agents not named."
+    )
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item. given: the two numbers of gcd, or the ends of all edges. y: 1 if the graph has a colouring; gcd: 1."""
+
+    id: int
+    y: int
+    given: tuple[int, ...]
+
+
+# ------------------------------------------------------------------------------------- greatest common divisors
+
+SIGNS, TURNS = ("+", "-"), ("/+", "/-")
+DIGITS, PLACES = "0123456789", "abcdefgh"
+
+
+def gcd_words(given: Sequence[int], size: int) -> list[str]:
+    """Both numbers."""
+    return [*_written(given[0], size), ",", *_written(given[1], size)]
+
+
+def gcd_steps(given: Sequence[int], size: int) -> tuple[list[str], list[str]]:
+    """(steps, proof) of the extended Euclidean algorithm, in steps that each follow from a few words before.
+
+    A digit carries its place (3b is 30), and one that was computed also its borrow or carry (3.1b); the ones come
+    first. A division begins with the divisor and its two coefficients. For each power of ten: the divisor times it, the
+    dividend; tries (t1, t2, ...) that each take the former from the latter until one fails; and by how many succeeded
+    (q1, q2, ...) the new coefficients. The proof is g, the sign of u, |u| and |v|; v has the other sign.
+    """
+    steps: list[str] = []
+    turn, x, y = 0, (given[0], 1, 0), (given[1], 0, 1)  # (number, |u|, |v|)
+    while True:
+        steps += [TURNS[turn], *(word for number in y for word in _written(number, size))]
+        rest, u, v = x
+        for power in range(max(len(str(rest)) - len(str(y[0])), 0), -1, -1):
+            factor, taken = 10**power, 0
+            steps += [f"e{power}", *_written(y[0] * factor, size), *_computed(rest, 0, 0, size), "ok"]
+            while taken < 9:
+                fits = y[0] * factor <= rest
+                steps += [f"t{taken + 1}", *_computed(rest, y[0] * factor, -1, size), "ok" if fits else "no"]
+                if not fits:
+                    break
+                rest, taken = rest - y[0] * factor, taken + 1
+            if taken:
+                steps += [f"q{taken}", *_computed(u, y[1] * factor, taken, size)]
+                steps += _computed(v, y[2] * factor, taken, size)
+                u, v = u + taken * factor * y[1], v + taken * factor * y[2]
+        if not rest:
+            proof = [*_written(y[0], size), SIGNS[1 - turn], *_written(y[1], size), *_written(y[2], size)]
+            return steps, proof
+        turn, x, y = 1 - turn, y, (rest, u, v)
+
+
+def gcd_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
+    """Every common divisor of a and b divides u a + v b = g, and g is one."""
+    if len(proof) != 3 * size + 1 or proof[size] not in SIGNS:
+        return False
+    g, u, v = (_read(digits) for digits in (proof[:size], proof[size + 1 : 2 * size + 1], proof[2 * size + 1 :]))
+    if g is None or u is None or v is None:
+        return False
+    u, v = (u, -v) if proof[size] == SIGNS[0] else (-u, v)
+    return g > 0 and not given[0] % g and not given[1] % g and u * given[0] + v * given[1] == g
+
+
+def gcd_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[tuple[int, ...]], ...]:
+    """(train, test): pairs of numbers below 10 ** size, log-uniform as in the paper. No pair is in both."""
+    random, most = Random(stable_seed(seed, "self-proving", "gcd")), size * log(10)
+
+    def drawn() -> tuple[int, ...]:
+        return int(exp(random.uniform(0, most))), int(exp(random.uniform(0, most)))
+
+    test, train = [drawn() for _ in range(num_test)], list[tuple[int, ...]]()
+    held_out = set(test)
+    while len(train) < num_train:
+        if (pair := drawn()) not in held_out:
+            train.append(pair)
+    return train, test
+
+
+def _written(number: int, size: int) -> list[str]:
+    return [f"{digit}{place}" for digit, place in zip(reversed(str(number).zfill(size)), PLACES)]
+
+
+def _computed(one: int, two: int, times: int, size: int) -> list[str]:
+    """one + times * two, up to `size` digits, each with what it carries."""
+    words, carry = [], 0
+    for power, place in zip(range(size), PLACES):
+        carry, digit = divmod(one // 10**power % 10 + times * (two // 10**power % 10) + carry, 10)
+        words.append(f"{digit}.{abs(carry)}{place}")
+    return words
+
+
+def _read(words: Sequence[str]) -> int | None:
+    digits = [
+        word[0] for word, place in zip(words, PLACES) if len(word) == 2 and word[0] in DIGITS and word[1] == place
+    ]
+    return int("".join(reversed(digits))) if len(digits) == len(words) else None
+
+
+# ------------------------------------------------------------------------------------------------------- colourings
+
+VERTICES, COLOURS = tuple("abcdefgh"), ("red", "blue")
+OTHER = dict(zip(COLOURS, reversed(COLOURS)))
+
+
+def graph_words(given: Sequence[int], size: int) -> list[str]:
+    """All edges."""
+    return [word for one, two in _edges(given) for word in (VERTICES[one], VERTICES[two], ",")]
+
+
+def graph_steps(given: Sequence[int], size: int) -> tuple[list[str], list[str]]:
+    """(steps, proof). Breadth-first search: every vertex with where it was reached from and its colour, up to an edge
+    of one colour, from whose ends both ways back meet. The proof is all colours in order, or the odd cycle."""
+    near: list[list[int]] = [[] for _ in range(size)]
+    for one, two in _edges(given):
+        near[one].append(two)
+        near[two].append(one)
+    steps: list[str] = []
+    colour, before = dict[int, int](), dict[int, int]()
+    for root in range(size):
+        if root in colour:
+            continue
+        colour[root], queue = 0, [root]
+        steps += ["-", VERTICES[root], COLOURS[0]]
+        for vertex in queue:
+            for other in sorted(near[vertex]):
+                if other not in colour:
+                    colour[other], before[other] = 1 - colour[vertex], vertex
+                    queue.append(other)
+                    steps += [VERTICES[vertex], VERTICES[other], COLOURS[colour[other]]]
+                elif colour[other] == colour[vertex]:  # as far from the root as `vertex`
+                    ways = [[vertex], [other]]
+                    while ways[0][-1] != ways[1][-1]:
+                        for way in ways:
+                            way.append(before[way[-1]])
+                    steps += ["!", *(word for way in ways for word in (*(VERTICES[at] for at in way), ";"))]
+                    return steps, [VERTICES[at] for at in (*ways[0], *reversed(ways[1][:-1]))]
+    return steps, [COLOURS[colour[vertex]] for vertex in range(size)]
+
+
+def graph_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
+    """The colours differ along every edge, or an odd number of different vertices are joined in a circle."""
+    edges = set(_edges(given))
+    if len(proof) == size and all(word in COLOURS for word in proof):
+        return all(proof[one] != proof[two] for one, two in edges)
+    if len(proof) % 2 == 0 or len(set(proof)) < len(proof) or not all(word in VERTICES[:size] for word in proof):
+        return False
+    at = [VERTICES.index(word) for word in proof]
+    return all((min(ends), max(ends)) in edges for ends in zip(at, [*at[1:], at[0]]))
+
+
+def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[tuple[int, ...]], ...]:
+    """(train, test): graphs of `size` vertices, every other one with a colouring; no graph is in both. A colouring is
+    drawn first, and edges across it; or edges of a density between .2 and .8, until there is no colouring."""
+    random = Random(stable_seed(seed, "self-proving", "graphs"))
+
+    def drawn(y: int) -> tuple[int, ...]:
+        while True:
+            side, chance = [random.random() < 0.5 for _ in range(size)], random.uniform(0.2, 0.8)
+            given = tuple(
+                vertex
+                for one, two in combinations(range(size), 2)
+                if (not y or side[one] != side[two]) and random.random() < chance
+                for vertex in (one, two)
+            )
+            if given and _colourable(given, size) == bool(y):
+                return given
+
+    test = [drawn(number % 2) for number in range(num_test)]
+    held_out, train = set(test), list[tuple[int, ...]]()
+    while len(train) < num_train:
+        if (graph := drawn(len(train) % 2)) not in held_out:
+            train.append(graph)
+    return train, test
+
+
+def _colourable(given: Sequence[int], size: int) -> bool:
+    return graph_steps(given, size)[1][0] in COLOURS
+
+
+def _edges(given: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(given[::2], given[1::2]))
+
+
+# --------------------------------------------------------------------------------------------------------- scenario
+
+
+@dataclass(frozen=True)
+class Task:
+    """The parts of a task. inputs: (size, seed, num_train, num_test) -> (train, test). asks: an input as words. solves:
+    (steps, proof). proved: the verifier. vocabulary: all words of these."""
+
+    inputs: Callable[[int, int, int, int], tuple[list[tuple[int, ...]], ...]]
+    asks: Callable[[Sequence[int], int], list[str]]
+    solves: Callable[[Sequence[int], int], tuple[list[str], list[str]]]
+    proved: Callable[[Sequence[int], int, Sequence[str]], bool]
+    vocabulary: Callable[[int], tuple[str, ...]]
+
+
+def gcd_vocabulary(size: int) -> tuple[str, ...]:
+    """All words of inputs and replies."""
+    places = PLACES[:size]
+    return (
+        *(f"{digit}{place}" for digit in DIGITS for place in places),
+        *(f"{digit}.{carry}{place}" for digit in DIGITS for carry in DIGITS for place in places),
+        *(f"{kind}{number}" for kind in "etq" for number in DIGITS),
+        *(",", "ok", "no", *SIGNS, *TURNS),
+    )
+
+
+def graph_vocabulary(size: int) -> tuple[str, ...]:
+    """All words of inputs and replies, verdicts among them."""
+    return (*VERTICES[:size], *COLOURS, ",", "-", "!", ";", *DECISIONS[:2])
+
+
+TASKS = {
+    "gcd": Task(gcd_inputs, gcd_words, gcd_steps, gcd_proved, gcd_vocabulary),
+    "two_colouring": Task(graph_inputs, graph_words, graph_steps, graph_proved, graph_vocabulary),
+}
+
+
+def items(settings: SelfProvingSettings, seed: int) -> dict[str, list[Item]]:
+    """Both splits."""
+    splits = TASKS[settings.task].inputs(settings.size, seed, settings.num_train, settings.num_test)
+
+    def label(given: tuple[int, ...]) -> int:
+        return int(settings.task == "gcd" or _colourable(given, settings.size))
+
+    return {
+        split: [Item(number, label(given), given) for number, given in enumerate(found)]
+        for split, found in zip(("train", "test"), splits)
+    }
+
+
+class SelfProving(LanguageScenario):
+    """One prover; under a protocol with a verifier, the prover claims that there is a colouring."""
+
+    @cached_property
+    def task(self) -> Task:
+        """The task."""
+        return TASKS[self.settings.task]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """See `LanguageScenario.words`."""
+        return (*self.task.vocabulary(self.settings.size), ".")
+
+    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """The input; for a verifier after the proof, so that it reads each edge with both colours known."""
+        said = [turn.messages["main"].split() for turns in dialogue.rounds for turn in turns]
+        words = [*(self._with_names(said[0]) if said else ()), *self.task.asks(dialogue.item.given, self.settings.size)]
+        return [{"role": "user", "content": " ".join(words)}]
+
+    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
+        """A proof of any form, which `judge` checks; a verdict, or one colour for each vertex. Raises InvalidReply."""
+        words, proof = reply.split(), _proof(reply)
+        if agent in self.protocol.deciders:
+            if words not in ([verdict] for verdict in DECISIONS[:2]):
+                raise InvalidReply("expected accept or reject")
+            return Parsed(decision=DECISIONS.index(words[0]))
+        if self.protocol.deciders and (len(proof) != self.settings.size or not set(proof) <= set(COLOURS)):
+            raise InvalidReply("expected . and a colour for each vertex")
+        return Parsed({"main": " ".join(proof)})
+
+    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
+        """1 for a proof, else 0."""
+        proof = turns[0].messages.get("main", "").split()
+        return {"prover": float(self.task.proved(dialogue.item.given, self.settings.size, proof))}, True
+
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """A random proof or verdict."""
+        random = Random(stable_seed(seed, "self-proving", dialogue.item.id, dialogue.seed, agent))
+        if agent in self.protocol.deciders:
+            return random.choice(DECISIONS[:2])
+        if self.settings.task == "two_colouring":
+            return " ".join([".", *random.choices(COLOURS, k=self.settings.size)])
+        other = [random.randint(1, 10**self.settings.size - 1) for _ in range(2)]
+        return " ".join([".", *self.task.solves(other, self.settings.size)[1]])
+
+    def warm_example(self, item: Item, agent: str, seed: int) -> tuple[Chat, str]:
+        """The steps and the proof; for a verifier, a verdict on a colouring with up to two vertices changed."""
+        size, dialogue = self.settings.size, Dialogue(item, 0)
+        steps, proof = self.task.solves(item.given, size)
+        if self.protocol.deciders:
+            random = Random(stable_seed(seed, "self-proving example", item.id))
+            proof = proof if item.y else random.choices(COLOURS, k=size)
+            if agent in self.protocol.deciders:
+                changed = random.sample(range(size), random.choice((0, 1, 2)))
+                proof = [OTHER[word] if at in changed else word for at, word in enumerate(proof)]
+                told = Turn("prover", " ".join([".", *proof]), {"main": " ".join(proof)})
+                right = self.task.proved(item.given, size, proof)
+                chat = self.chat(replace(dialogue, rounds=((told,),), rewards=({},)), agent)
+                return chat, DECISIONS[int(right)]
+        reply = [*(steps if self.settings.annotated else ()), ".", *proof]
+        return self.chat(dialogue, agent), " ".join(reply)
+
+    def exact_figures(self, items: Sequence[Item], probabilities: Probabilities) -> dict[str, float]:
+        """Of a verifier that learns, over graphs without a colouring: ``soundness_error``, the mean probability that it
+        accepts the colouring that it accepts most, and ``mean_error``, of all colourings. Over graphs with one:
+        ``completeness``, of the first true one."""
+        if not self.protocol.deciders:
+            return {}
+        size, most, mean, complete = self.settings.size, [], [], []
+        for item in items:
+            ways = product(COLOURS, repeat=size)
+            if item.y:
+                ways = [tuple(self.task.solves(item.given, size)[1])]
+            told = [Turn("prover", " ".join(way), {"main": " ".join(way)}) for way in ways]
+            chats = [self.chat(Dialogue(item, 0, rounds=((turn,),), rewards=({},)), "verifier") for turn in told]
+            accepts = [float(chance[0]) for chance in probabilities("verifier", chats, DECISIONS[1:2])]
+            if item.y:
+                complete += accepts
+            else:
+                most.append(max(accepts))
+                mean.append(sum(accepts) / len(accepts))
+        named = {"soundness_error": most, "mean_error": mean, "completeness": complete}
+        return {name: sum(found) / len(found) for name, found in named.items() if found}
+
+    def _with_names(self, proof: Sequence[str]) -> list[str]:
+        return [word for vertex, colour in zip(VERTICES, proof) for word in (vertex, colour)]
+
+
+def _proof(reply: str) -> list[str]:
+    """The words after the last "."; none without it."""
+    words = reply.split()
+    return words[len(words) - words[::-1].index(".") :] if "." in words else []
+
+
+def built(protocol: Protocol, settings: SelfProvingSettings) -> SelfProving:
+    """The scenario. Raises UserError under another protocol."""
+    judged = protocol.name == "adp" and settings.task == "two_colouring"
+    if protocol.name != "self_proving" and not judged:
+        raise UserError(
+            f"protocol.name: {protocol.name!r} with scenario.task {settings.task!r}, expected self_proving, or adp with"
+            " two_colouring"
+        )
+    return SelfProving(protocol, settings)
+
+
+def read_item(record: Any) -> Item:
+    """An item from its record in a run folder."""
+    return Item(**{**record, "given": tuple(record["given"])})
+
+
+@reads()
+def self_proving(params: ProtocolParams) -> Protocol:
+    """A prover speaks once, and the scenario pays it."""
+    return Protocol(
+        name="self_proving",
+        agents=("prover",),
+        channels=("main",),
+        sees={"prover": ("main",)},
+        turns=(((("prover", "main"),),),),
+        max_rounds=1,
+        min_rounds=1,
+        payment=Payment(),
+        verifier=None,
+    )
+
+
+register("self_proving", self_proving)
+register_language_scenario(
+    LanguageScenarioKind(SelfProvingSettings, built, items, read_item, groups={"y": lambda item: item.y})
+)

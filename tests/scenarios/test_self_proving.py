@@ -1,0 +1,124 @@
+"""The example of self-proving models: its code accepts every proof that the algorithms write, and no proof of a wrong
+answer; what a verifier that learns accepts is computed over all colourings."""
+
+from itertools import product
+from math import gcd
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.config.load import load_config
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Dialogue, Turn
+from nip_ray.protocols import build
+from nip_ray.scenarios.language import language_kind
+from nip_ray.scenarios.language_conformance import check_language_scenario
+from nip_ray.storage.folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPHS = ("scenario.task=two_colouring", "scenario.size=4")
+pytestmark = pytest.mark.usefixtures("no_plugins")
+
+
+def example(monkeypatch: pytest.MonkeyPatch, *changes: str) -> tuple[Any, Any]:
+    """(settings, scenario) of the config with few items and these changes."""
+    monkeypatch.chdir(ROOT)
+    config = load_config("examples/self_proving.yaml", ["scenario.num_train=200", "scenario.num_test=40", *changes])
+    kind = language_kind(config.scenario)
+    return config.scenario, kind.build(build(config.protocol.name), config.scenario)
+
+
+@pytest.mark.parametrize("changes", [(), GRAPHS, (*GRAPHS, "protocol.name=adp"), ("scenario.annotated=false",)])
+def test_the_example_passes_the_check(changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, scenario = example(monkeypatch, *changes)
+    check_language_scenario(settings, scenario.protocol)
+
+
+@pytest.mark.parametrize("changes", [(), ("scenario.size=2",), GRAPHS])
+def test_what_the_algorithms_write_is_accepted(changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And uses known words alone."""
+    settings, scenario = example(monkeypatch, *changes)
+    for item in language_kind(settings).items(settings, 3)["train"]:
+        reply = scenario.warm_example(item, "prover", 0)[1]
+        assert paid(scenario, item, reply) == 1
+        assert set(reply.split()) <= set(scenario.words)
+
+
+def test_no_other_number_can_be_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three pairs of two digits, with every g, every v and every ninth u."""
+    _, scenario = example(monkeypatch, "scenario.size=2")
+    proved, random = scenario.task.proved, Random(0)
+    words = [(f"{number % 10}a", f"{number // 10}b") for number in range(100)]
+    for _ in range(3):
+        pair = random.randint(1, 99), random.randint(1, 99)
+        for g, u, v in product(range(100), range(0, 100, 9), range(100)):
+            for sign in "+-":
+                proof = [*words[g], sign, *words[u], *words[v]]
+                assert not proved(pair, 2, proof) or g == gcd(*pair)
+
+
+def test_graphs_are_proved_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colourings and cycles of every form, for graphs of four vertices: never a proof of each kind."""
+    settings, scenario = example(monkeypatch, *GRAPHS)
+    for item in language_kind(settings).items(settings, 5)["train"][:60]:
+        proved = {
+            kind: any(
+                scenario.task.proved(item.given, 4, proof) for size in sizes for proof in product(words, repeat=size)
+            )
+            for kind, words, sizes in ((1, ("red", "blue"), (4,)), (0, "abcd", (1, 2, 3, 4)))
+        }
+        assert proved == {item.y: True, 1 - item.y: False}
+
+
+def test_malformed_proofs_are_paid_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, scenario = example(monkeypatch)
+    item = language_kind(settings).items(settings, 3)["train"][0]
+    right = scenario.warm_example(item, "prover", 0)[1]
+    for reply in ("", ".", right.rsplit(" ", 1)[0], f"{right} 0a", right.replace(" . ", " 0a "), f"{right} . 1a"):
+        assert paid(scenario, item, reply) == 0
+
+
+def test_exact_figures_are_of_all_colourings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier that accepts one colouring of 16, whatever the graph: it is always found."""
+    settings, scenario = example(monkeypatch, *GRAPHS, "protocol.name=adp")
+
+    def accepts_all_red(agent: str, chats: Any, replies: Any) -> list[list[float]]:
+        assert (agent, replies) == ("verifier", ("accept",))
+        return [[float("blue" not in chat[0]["content"])] for chat in chats]
+
+    figures = scenario.exact_figures(language_kind(settings).items(settings, 0)["test"], accepts_all_red)
+    assert figures == {"soundness_error": 1.0, "mean_error": 1 / 16, "completeness": 0.0}
+
+
+def test_other_protocols_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for changes in (("protocol.name=adp",), (*GRAPHS, "protocol.name=nip")):
+        with pytest.raises(UserError, match=r"protocol\.name: '(adp|nip)' .* expected self_proving"):
+            example(monkeypatch, *changes)
+
+
+def test_a_verifier_that_learns_is_measured_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exact metrics are printed after a run, and saved."""
+    monkeypatch.chdir(ROOT)
+    few = (*GRAPHS, "protocol.name=adp", "iterations=1", "scenario.num_train=100", "scenario.num_test=8")
+    few += ("algorithm.warmup_steps=2", "algorithm.warmup_batch_size=8", "algorithm.rollouts_per_iteration=8")
+    words = [word for change in (*few, "providers.local.word_model.num_layers=1") for word in ("--set", change)]
+    done = CliRunner().invoke(app, ["train", "examples/self_proving.yaml", "--run-dir", str(tmp_path / "run"), *words])
+    assert done.exit_code == 0, done.output
+    with RunFolder.open(tmp_path / "run") as folder:
+        last = folder.metrics()[-1]
+    for name in ("soundness_error", "mean_error", "completeness"):
+        assert 0 < last[f"eval/{name}"] < 1
+        assert f"eval/{name} " in done.stdout
+    assert last["eval/soundness_error"] >= last["eval/mean_error"]
+
+
+def paid(scenario: Any, item: Any, reply: str) -> float:
+    """What the code pays for a reply."""
+    dialogue = Dialogue(item, 0)
+    return scenario.judge(dialogue, (Turn("prover", reply, scenario.parse(dialogue, "prover", reply).messages),))[0][
+        "prover"
+    ]
