@@ -13,7 +13,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
 from math import exp, log
@@ -56,6 +56,20 @@ class Item:
     id: int
     y: int
     given: tuple[int, ...]
+
+
+Input = tuple[int, tuple[int, ...]]
+"""(y, given) of an `Item`."""
+
+
+def _apart(drawn: Callable[[int], Input], num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
+    """(train, test) without an input in both. drawn: of the number in its split."""
+    test, train = [drawn(number) for number in range(num_test)], list[Input]()
+    held_out = set(test)
+    while len(train) < num_train:
+        if (one := drawn(len(train))) not in held_out:
+            train.append(one)
+    return train, test
 
 
 # ------------------------------------------------------------------------------------- greatest common divisors
@@ -112,19 +126,14 @@ def gcd_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
     return g > 0 and not given[0] % g and not given[1] % g and u * given[0] + v * given[1] == g
 
 
-def gcd_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[tuple[int, ...]], ...]:
+def gcd_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
     """(train, test): pairs of numbers below 10 ** size, log-uniform as in the paper. No pair is in both."""
     random, most = Random(stable_seed(seed, "self-proving", "gcd")), size * log(10)
 
-    def drawn() -> tuple[int, ...]:
-        return int(exp(random.uniform(0, most))), int(exp(random.uniform(0, most)))
+    def drawn(number: int) -> Input:
+        return 1, (int(exp(random.uniform(0, most))), int(exp(random.uniform(0, most))))
 
-    test, train = [drawn() for _ in range(num_test)], list[tuple[int, ...]]()
-    held_out = set(test)
-    while len(train) < num_train:
-        if (pair := drawn()) not in held_out:
-            train.append(pair)
-    return train, test
+    return _apart(drawn, num_train, num_test)
 
 
 def _written(number: int, size: int) -> list[str]:
@@ -199,12 +208,13 @@ def graph_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
     return all((min(ends), max(ends)) in edges for ends in zip(at, [*at[1:], at[0]]))
 
 
-def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[tuple[int, ...]], ...]:
+def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
     """(train, test): graphs of `size` vertices, every other one with a colouring; no graph is in both. A colouring is
     drawn first, and edges across it; or edges of a density between .2 and .8, until there is no colouring."""
     random = Random(stable_seed(seed, "self-proving", "graphs"))
 
-    def drawn(y: int) -> tuple[int, ...]:
+    def drawn(number: int) -> Input:
+        y = number % 2
         while True:
             side, chance = [random.random() < 0.5 for _ in range(size)], random.uniform(0.2, 0.8)
             given = tuple(
@@ -213,19 +223,10 @@ def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[l
                 if (not y or side[one] != side[two]) and random.random() < chance
                 for vertex in (one, two)
             )
-            if given and _colourable(given, size) == bool(y):
-                return given
+            if given and (graph_steps(given, size)[1][0] in COLOURS) == bool(y):
+                return y, given
 
-    test = [drawn(number % 2) for number in range(num_test)]
-    held_out, train = set(test), list[tuple[int, ...]]()
-    while len(train) < num_train:
-        if (graph := drawn(len(train) % 2)) not in held_out:
-            train.append(graph)
-    return train, test
-
-
-def _colourable(given: Sequence[int], size: int) -> bool:
-    return graph_steps(given, size)[1][0] in COLOURS
+    return _apart(drawn, num_train, num_test)
 
 
 def _edges(given: Sequence[int]) -> list[tuple[int, int]]:
@@ -240,7 +241,7 @@ class Task:
     """The parts of a task. inputs: (size, seed, num_train, num_test) -> (train, test). asks: an input as words. solves:
     (steps, proof). proved: the verifier. vocabulary: all words of these."""
 
-    inputs: Callable[[int, int, int, int], tuple[list[tuple[int, ...]], ...]]
+    inputs: Callable[[int, int, int, int], tuple[list[Input], list[Input]]]
     asks: Callable[[Sequence[int], int], list[str]]
     solves: Callable[[Sequence[int], int], tuple[list[str], list[str]]]
     proved: Callable[[Sequence[int], int, Sequence[str]], bool]
@@ -272,12 +273,8 @@ TASKS = {
 def items(settings: SelfProvingSettings, seed: int) -> dict[str, list[Item]]:
     """Both splits."""
     splits = TASKS[settings.task].inputs(settings.size, seed, settings.num_train, settings.num_test)
-
-    def label(given: tuple[int, ...]) -> int:
-        return int(settings.task == "gcd" or _colourable(given, settings.size))
-
     return {
-        split: [Item(number, label(given), given) for number, given in enumerate(found)]
+        split: [Item(number, y, given) for number, (y, given) in enumerate(found)]
         for split, found in zip(("train", "test"), splits)
     }
 
@@ -303,11 +300,12 @@ class SelfProving(LanguageScenario):
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """A proof of any form, which `judge` checks; a verdict, or one colour for each vertex. Raises InvalidReply."""
-        words, proof = reply.split(), _proof(reply)
+        words = reply.split()
         if agent in self.protocol.deciders:
             if words not in ([verdict] for verdict in DECISIONS[:2]):
                 raise InvalidReply("expected accept or reject")
             return Parsed(decision=DECISIONS.index(words[0]))
+        proof = words[len(words) - words[::-1].index(".") :] if "." in words else []
         if self.protocol.deciders and (len(proof) != self.settings.size or not set(proof) <= set(COLOURS)):
             raise InvalidReply("expected . and a colour for each vertex")
         return Parsed({"main": " ".join(proof)})
@@ -329,7 +327,7 @@ class SelfProving(LanguageScenario):
 
     def warm_example(self, item: Item, agent: str, seed: int) -> tuple[Chat, str]:
         """The steps and the proof; for a verifier, a verdict on a colouring with up to two vertices changed."""
-        size, dialogue = self.settings.size, Dialogue(item, 0)
+        size = self.settings.size
         steps, proof = self.task.solves(item.given, size)
         if self.protocol.deciders:
             random = Random(stable_seed(seed, "self-proving example", item.id))
@@ -337,12 +335,9 @@ class SelfProving(LanguageScenario):
             if agent in self.protocol.deciders:
                 changed = random.sample(range(size), random.choice((0, 1, 2)))
                 proof = [OTHER[word] if at in changed else word for at, word in enumerate(proof)]
-                told = Turn("prover", " ".join([".", *proof]), {"main": " ".join(proof)})
-                right = self.task.proved(item.given, size, proof)
-                chat = self.chat(replace(dialogue, rounds=((told,),), rewards=({},)), agent)
-                return chat, DECISIONS[int(right)]
+                return self._shown(item, proof), DECISIONS[int(self.task.proved(item.given, size, proof))]
         reply = [*(steps if self.settings.annotated else ()), ".", *proof]
-        return self.chat(dialogue, agent), " ".join(reply)
+        return self.chat(Dialogue(item, 0), agent), " ".join(reply)
 
     def exact_figures(self, items: Sequence[Item], probabilities: Probabilities) -> dict[str, float]:
         """Of a verifier that learns, over graphs without a colouring: ``soundness_error``, the mean probability that it
@@ -355,8 +350,7 @@ class SelfProving(LanguageScenario):
             ways = product(COLOURS, repeat=size)
             if item.y:
                 ways = [tuple(self.task.solves(item.given, size)[1])]
-            told = [Turn("prover", " ".join(way), {"main": " ".join(way)}) for way in ways]
-            chats = [self.chat(Dialogue(item, 0, rounds=((turn,),), rewards=({},)), "verifier") for turn in told]
+            chats = [self._shown(item, way) for way in ways]
             accepts = [float(chance[0]) for chance in probabilities("verifier", chats, DECISIONS[1:2])]
             if item.y:
                 complete += accepts
@@ -366,14 +360,13 @@ class SelfProving(LanguageScenario):
         named = {"soundness_error": most, "mean_error": mean, "completeness": complete}
         return {name: sum(found) / len(found) for name, found in named.items() if found}
 
+    def _shown(self, item: Item, proof: Sequence[str]) -> Chat:
+        """The verifier's chat after this proof."""
+        turn = Turn("prover", " ".join(proof), {"main": " ".join(proof)})
+        return self.chat(Dialogue(item, 0, rounds=((turn,),), rewards=({},)), "verifier")
+
     def _with_names(self, proof: Sequence[str]) -> list[str]:
         return [word for vertex, colour in zip(VERTICES, proof) for word in (vertex, colour)]
-
-
-def _proof(reply: str) -> list[str]:
-    """The words after the last "."; none without it."""
-    words = reply.split()
-    return words[len(words) - words[::-1].index(".") :] if "." in words else []
 
 
 def built(protocol: Protocol, settings: SelfProvingSettings) -> SelfProving:
