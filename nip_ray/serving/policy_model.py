@@ -155,9 +155,8 @@ class PolicyModel:
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of supervised learning on replies: mean cross-entropy of tokens. Returns loss and grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
-        rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
         loss, norm, _ = self._descend(
-            turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, rate
+            turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, settings.warmup_rate
         )
         return {"loss": loss, "grad_norm": norm}
 

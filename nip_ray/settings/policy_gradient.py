@@ -117,6 +117,7 @@ class TokenTrainingSettings:
     warmup_steps: int = option(0, "Supervised steps on the scenario's examples before iteration 1 (0: none).", ge=0)
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
+    anneal_warmup: bool = option(False, "Let that rate fall linearly to 0 over warmup_steps.")
     warmup_agents: tuple[str, ...] | None = option(
         None, "Agents that learn from the scenario's examples (none: all that are not frozen).", min_length=1
     )
@@ -155,8 +156,9 @@ class TokenTrainingSettings:
                 self.warmup_steps or self.format_warmup
             ):
                 yield f"{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
-        if self.warmup_agents is not None and not self.warmup_steps:
-            yield "warmup_agents: warmup_steps is 0, leave it out or raise that"
+        for key in ("warmup_agents", "anneal_warmup"):
+            if getattr(self, key) and not self.warmup_steps:
+                yield f"{key}: warmup_steps is 0, leave it out or raise that"
 
     def of_agent(self, agent: str) -> PolicyGradientAgentSettings:
         """The settings of `agent`, else those of `_default`."""
@@ -176,6 +178,15 @@ class TokenTrainingSettings:
             learning_rate=rate * left if self.anneal_learning_rate else rate,
             kl_coefficient=kl if final is None else final + (kl - final) * left,
         )
+
+    def warming(self, left: float) -> Self:
+        """These settings when a share `left` of the warm-up is still to come."""
+        return replace(self, warmup_learning_rate=self.warmup_rate * left) if self.anneal_warmup else self
+
+    @property
+    def warmup_rate(self) -> float:
+        """The learning rate of supervised steps."""
+        return self.learning_rate if self.warmup_learning_rate is None else self.warmup_learning_rate
 
     def follows_start(self, agent: str) -> bool:
         """Return True if a KL divergence to the start model is in the loss of `agent`, in some iteration."""

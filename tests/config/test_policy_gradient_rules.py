@@ -55,6 +55,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"final_kl_coefficient": 0.05, "agents": {"prover": {"kl_coefficient": 0.1}}}},
         {"algorithm": {"final_kl_coefficient": 0.05, "kl_estimator": "k2"}},
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
+        {"algorithm": {"warmup_steps": 5, "anneal_warmup": True}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
         {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1, "num_learners": 2}},
@@ -111,6 +112,10 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ({"algorithm": {"kl_estimator": "k2"}}, ["algorithm.kl_estimator: kl_coefficient is 0"]),
         ({"algorithm": {"warmup_learning_rate": 0.1}}, ["algorithm.warmup_learning_rate: there is no warm-up"]),
         ({"algorithm": {"warmup_agents": ["prover"]}}, ["algorithm.warmup_agents: warmup_steps is 0"]),
+        (
+            {"algorithm": {"anneal_warmup": True, "format_warmup": 5}},
+            ["algorithm.anneal_warmup: warmup_steps is 0"],
+        ),
         (
             {"algorithm": {"warmup_agents": [], "warmup_steps": 1}},
             ["algorithm.warmup_agents: got [], expected list of text or null, not empty"],

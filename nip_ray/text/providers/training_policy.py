@@ -189,9 +189,10 @@ class ServicePolicy:
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
         client, num_tokens = self._learner(), sum(len(turn.reply) for turn in turns)
-        rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
         data = [self._link.datum(turn, weights=[1 / num_tokens] * len(turn.reply)) for turn in turns]
-        output, norm = self._descend(client, client.forward_backward(data, "cross_entropy"), settings, rate)
+        output, norm = self._descend(
+            client, client.forward_backward(data, "cross_entropy"), settings, settings.warmup_rate
+        )
         found = [_logprobs(one)[-len(turn.reply) :] for one, turn in zip(output.loss_fn_outputs, turns, strict=True)]
         return _finite({"loss": -float(torch.cat(found).sum()) / num_tokens, **norm})
 

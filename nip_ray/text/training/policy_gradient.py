@@ -385,7 +385,7 @@ class PolicyGradientTrainer:
                     for example in scenario_examples(scenarios, agent, step, count, self.config.seed)
                 ]
                 if own:
-                    self._supervised(group, own)
+                    self._supervised(group, own, 1 - step / rule.warmup_steps)
             if self.progress is not None:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
@@ -400,12 +400,12 @@ class PolicyGradientTrainer:
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
 
-    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
+    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]], left: float = 1.0) -> None:
         model = self.models[group]
         turns = [Turn(model.chat.prompt_before(chat), model.chat.reply(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
-            model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
+            model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]).warming(left))
         self._bills.book(bill)
 
     # ------------------------------------------------------------------------------------------------------------- test

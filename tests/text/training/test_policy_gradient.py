@@ -24,7 +24,7 @@ from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
-from nip_ray.play.dialogue import Chat, Dialogue, dialogue_record
+from nip_ray.play.dialogue import Dialogue, dialogue_record
 from nip_ray.protocols import build
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
@@ -405,20 +405,23 @@ def test_averages_are_tested_and_saved_and_learning_is_the_same(make: Make, tmp_
 def test_an_interrupted_warm_up_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From its last save, without a difference to one in a piece; the save is gone when it is over, and one that cannot
-    be read is none."""
-    config = make(warmup_steps=6, format_warmup=8).model_copy(update={"iterations": 1})
-    learn, steps, last = PolicyGradientTrainer._supervised, list[str](), 1_000_000
+    """From its last save, without a difference to one in a piece, at rates that fall; the save is gone when it is over,
+    and one that cannot be read is none."""
+    rule = {"warmup_learning_rate": 0.006, "anneal_warmup": True}
+    config = make(warmup_steps=6, format_warmup=8, **rule).model_copy(update={"iterations": 1})
+    learn, steps, last = PolicyModel.supervised_step, list[float](), 1_000_000
 
-    def counted(self: PolicyGradientTrainer, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
+    def counted(self: PolicyModel, turns: Sequence[Any], settings: Any) -> dict[str, float]:
         if len(steps) == last:
             raise KeyboardInterrupt
-        steps.append(group)
-        learn(self, group, examples)
+        steps.append(settings.warmup_rate)
+        return learn(self, turns, settings)
 
-    monkeypatch.setattr(PolicyGradientTrainer, "_supervised", counted)
+    monkeypatch.setattr(PolicyModel, "supervised_step", counted)
     monkeypatch.setattr(warm_up, "SAVED_EVERY_S", 0)
     run_experiment(config, tmp_path / "whole")
+    assert steps[0] == 0.006  # of the format
+    assert steps[-18:] == pytest.approx([rate for rate in (0.006, 0.005, 0.004, 0.003, 0.002, 0.001) for _ in range(3)])
     last = len(steps) - 4  # in the fifth of six steps of three models
     steps.clear()
     with pytest.raises(KeyboardInterrupt):
