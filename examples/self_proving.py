@@ -74,52 +74,51 @@ def _apart(drawn: Callable[[int], Input], num_train: int, num_test: int) -> tupl
 
 # ------------------------------------------------------------------------------------- greatest common divisors
 
-SIGNS, TURNS = ("+", "-"), ("/+", "/-")
-DIGITS, PLACES = "0123456789", "abcdefgh"
+SIGNS = ("+", "-")
+ROWS = (("r", "u", "v"), ("R", "U", "V"))
+"""Rows of either number: the rest r, and its coefficients. r = u a - v b, and R = V b - U a."""
+TRIES = ("t", "T")
+DIVISORS = (("d", "x", "y"), ("D", "X", "Y"))
+"""Rows of either number's divisor: the rest of the other number and its coefficients, times a power of ten."""
 
 
 def gcd_words(given: Sequence[int], size: int) -> list[str]:
     """Both numbers."""
-    return [*_written(given[0], size), ",", *_written(given[1], size)]
+    return _rows([name for name, _, _ in ROWS], given, size)
 
 
 def gcd_steps(given: Sequence[int], size: int) -> tuple[list[str], list[str]]:
     """(steps, proof) of the extended Euclidean algorithm, in steps that each follow from a few words before.
 
-    A digit carries its place (3b is 30), and one that was computed also its borrow or carry (3.1b); the ones come
-    first. A division begins with the divisor and its two coefficients. For each power of ten: the divisor times it, the
-    dividend; tries (t1, t2, ...) that each take the former from the latter until one fails; and by how many succeeded
-    (q1, q2, ...) the new coefficients. The proof is g, the sign of u, |u| and |v|; v has the other sign.
+    A word is a digit with its row and place (d1:3 is 30 of a divisor), ones first, and what a computed one carries
+    (+) or borrows (-). A number is taken from the other one until a try fails, for each power of ten. Every success is
+    followed by what is left and its coefficients, so that the newest row of a name is always the true one.
     """
     steps: list[str] = []
-    turn, x, y = 0, (given[0], 1, 0), (given[1], 0, 1)  # (number, |u|, |v|)
+    numbers, turn = [(given[0], 1, 0), (given[1], 0, 1)], 0
     while True:
-        steps += [TURNS[turn], *(word for number in y for word in _written(number, size))]
-        rest, u, v = x
-        for power in range(max(len(str(rest)) - len(str(y[0])), 0), -1, -1):
-            factor, taken = 10**power, 0
-            steps += [f"e{power}", *_written(y[0] * factor, size), *_computed(rest, 0, 0, size), "ok"]
-            while taken < 9:
-                fits = y[0] * factor <= rest
-                steps += [f"t{taken + 1}", *_computed(rest, y[0] * factor, -1, size), "ok" if fits else "no"]
-                if not fits:
-                    break
-                rest, taken = rest - y[0] * factor, taken + 1
-            if taken:
-                steps += [f"q{taken}", *_computed(u, y[1] * factor, taken, size)]
-                steps += _computed(v, y[2] * factor, taken, size)
-                u, v = u + taken * factor * y[1], v + taken * factor * y[2]
-        if not rest:
-            proof = [*_written(y[0], size), SIGNS[1 - turn], *_written(y[1], size), *_written(y[2], size)]
-            return steps, proof
-        turn, x, y = 1 - turn, y, (rest, u, v)
+        (left, u, v), divisor = numbers[turn], numbers[1 - turn]
+        steps += ["/", *_rows(ROWS[turn], numbers[turn], size)]
+        for power in range(max(len(str(left)) - len(str(divisor[0])), 0), -1, -1):
+            less, more_u, more_v = (10**power * number for number in divisor)
+            steps += [f"e{power}", *_rows(DIVISORS[turn], (less, more_u, more_v), size)]
+            while less <= left:
+                steps += [*_row(TRIES[turn], left, -less, size), *_row(ROWS[turn][0], left - less, 0, size)]
+                steps += _row(ROWS[turn][1], u, more_u, size) + _row(ROWS[turn][2], v, more_v, size)
+                left, u, v = left - less, u + more_u, v + more_v
+            steps += _row(TRIES[turn], left, -less, size)
+        if not left:
+            g, *coefficients = (_rows((name,), (number,), size) for name, number in zip(DIVISORS[0], divisor))
+            return steps, [*g, SIGNS[1 - turn], *coefficients[0], *coefficients[1]]
+        numbers[turn], turn = (left, u, v), 1 - turn
 
 
 def gcd_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
     """Every common divisor of a and b divides u a + v b = g, and g is one."""
     if len(proof) != 3 * size + 1 or proof[size] not in SIGNS:
         return False
-    g, u, v = (_read(digits) for digits in (proof[:size], proof[size + 1 : 2 * size + 1], proof[2 * size + 1 :]))
+    parts = proof[:size], proof[size + 1 : 2 * size + 1], proof[2 * size + 1 :]
+    g, u, v = (_read(words, name) for words, name in zip(parts, DIVISORS[0]))
     if g is None or u is None or v is None:
         return False
     u, v = (u, -v) if proof[size] == SIGNS[0] else (-u, v)
@@ -136,22 +135,23 @@ def gcd_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[lis
     return _apart(drawn, num_train, num_test)
 
 
-def _written(number: int, size: int) -> list[str]:
-    return [f"{digit}{place}" for digit, place in zip(reversed(str(number).zfill(size)), PLACES)]
+def _rows(names: Sequence[str], numbers: Sequence[int], size: int) -> list[str]:
+    return [word for name, number in zip(names, numbers) for word in _row(name, number, 0, size)]
 
 
-def _computed(one: int, two: int, times: int, size: int) -> list[str]:
-    """one + times * two, up to `size` digits, each with what it carries."""
-    words, carry = [], 0
-    for power, place in zip(range(size), PLACES):
-        carry, digit = divmod(one // 10**power % 10 + times * (two // 10**power % 10) + carry, 10)
-        words.append(f"{digit}.{abs(carry)}{place}")
+def _row(name: str, one: int, two: int, size: int) -> list[str]:
+    """The lowest `size` digits of one + two, each with what it carries (two >= 0) or borrows (two < 0)."""
+    words, carry, sign = [], 0, -1 if two < 0 else 1
+    for place in range(size):
+        digits = one // 10**place % 10 + sign * (abs(two) // 10**place % 10)
+        carry, digit = divmod(digits + carry, 10)
+        words.append(f"{name}{place}:{digit}{('', '+', '-')[carry]}")
     return words
 
 
-def _read(words: Sequence[str]) -> int | None:
+def _read(words: Sequence[str], name: str) -> int | None:
     digits = [
-        word[0] for word, place in zip(words, PLACES) if len(word) == 2 and word[0] in DIGITS and word[1] == place
+        word[-1] for place, word in enumerate(words) if word[:-1] == f"{name}{place}:" and word[-1] in "0123456789"
     ]
     return int("".join(reversed(digits))) if len(digits) == len(words) else None
 
@@ -250,12 +250,11 @@ class Task:
 
 def gcd_vocabulary(size: int) -> tuple[str, ...]:
     """All words of inputs and replies."""
-    places = PLACES[:size]
+    marks = dict.fromkeys("rRdDxXyY", ("",)) | dict.fromkeys("tT", ("", "-")) | dict.fromkeys("uUvV", ("", "+"))
+    rows = product(marks, range(size), range(10))
     return (
-        *(f"{digit}{place}" for digit in DIGITS for place in places),
-        *(f"{digit}.{carry}{place}" for digit in DIGITS for carry in DIGITS for place in places),
-        *(f"{kind}{number}" for kind in "etq" for number in DIGITS),
-        *(",", "ok", "no", *SIGNS, *TURNS),
+        *(f"{name}{place}:{digit}{mark}" for name, place, digit in rows for mark in marks[name]),
+        *("/", *(f"e{power}" for power in range(size)), *SIGNS),
     )
 
 

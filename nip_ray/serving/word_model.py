@@ -11,12 +11,15 @@ Decisions that matter here:
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nip_ray.seeding import stable_seed
+from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.default_model import SPECIAL, chat_tokenizer, save_once, untrained_llama
 from nip_ray.serving.extras import local_llm
 from nip_ray.settings.providers import WordModelSettings
+
+if TYPE_CHECKING:
+    import torch
 
 UNKNOWN = "<|unknown|>"
 CHAT_TEMPLATE = (
@@ -51,6 +54,23 @@ def save_word_model(folder: Path, words: Sequence[str], settings: WordModelSetti
             max_position_embeddings=settings.context,
             initializer_range=settings.hidden_size**-0.5,
         )
+        if settings.similar_words:
+            embedding_WD = model.get_input_embeddings().weight.data[-len(words) :]
+            embedding_WD.copy_(spelled(words, settings.hidden_size, seed))
         return tokenizer, model
 
     return save_once(folder, make)
+
+
+def spelled(words: Sequence[str], width: int, seed: int) -> "torch.Tensor":
+    """Embeddings (W words, D width) of standard deviation 1/sqrt(D), each a sum of one vector for each character at its
+    place in the word."""
+    import torch
+
+    drawn = generator(seed, "word model", "characters")
+    vectors: dict[tuple[int, str], torch.Tensor] = {}
+    for place, character in (one for word in words for one in enumerate(word)):
+        if (place, character) not in vectors:
+            vectors[place, character] = torch.randn(width, generator=drawn)
+    rows = [sum(vectors[one] for one in enumerate(word)) / len(word) ** 0.5 for word in words]
+    return torch.stack(rows) / width**0.5

@@ -171,6 +171,9 @@ class WordModelSettings:
     num_layers: int = option(2, "Layers.", ge=1)
     num_heads: int = option(4, "Attention heads; they divide the width into even parts.", ge=1)
     context: int = option(256, "The most tokens of a prompt and its reply together.", ge=16)
+    similar_words: bool = option(
+        False, "Start words near each other that have the same characters in the same places, as d1:3 and d2:3."
+    )
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ def test_no_other_number_can_be_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three pairs of two digits, with every g, every v and every ninth u."""
     _, scenario = example(monkeypatch, "scenario.size=2")
     proved, random = scenario.task.proved, Random(0)
-    words = [(f"{number % 10}a", f"{number // 10}b") for number in range(100)]
+    words = [[(f"{row}0:{number % 10}", f"{row}1:{number // 10}") for number in range(100)] for row in "dxy"]
     for _ in range(3):
         pair = random.randint(1, 99), random.randint(1, 99)
         for g, u, v in product(range(100), range(0, 100, 9), range(100)):
             for sign in "+-":
-                proof = [*words[g], sign, *words[u], *words[v]]
+                proof = [*words[0][g], sign, *words[1][u], *words[2][v]]
                 assert not proved(pair, 2, proof) or g == gcd(*pair)
 
 
@@ -78,7 +78,7 @@ def test_malformed_proofs_are_paid_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     settings, scenario = example(monkeypatch)
     item = language_kind(settings).items(settings, 3)["train"][0]
     right = scenario.warm_example(item, "prover", 0)[1]
-    for reply in ("", ".", right.rsplit(" ", 1)[0], f"{right} 0a", right.replace(" . ", " 0a "), f"{right} . 1a"):
+    for reply in ("", ".", right.rsplit(" ", 1)[0], f"{right} d0:0", right.replace(" . ", " d0:0 "), f"{right} . d0:1"):
         assert paid(scenario, item, reply) == 0
 
 

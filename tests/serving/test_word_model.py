@@ -1,5 +1,6 @@
 """The model of words: a token for each word, one for each message, and text that comes back as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path
     assert len(chat_format.prompt(stranger)) == 5, (
         "a word, an unknown one, and a mark that is broken up in two unknown words"
     )
+
+
+def test_similar_words_start_near_each_other(tmp_path: Path) -> None:
+    """Nearer the more characters they share in their places; all else starts as usual."""
+    words, sizes = ["d1:3", "d2:3", "d2:4", "e7", "a"], WordModelSettings(hidden_size=512)
+    folders = [
+        save_word_model(tmp_path / str(similar), words, replace(sizes, similar_words=similar))
+        for similar in (False, True)
+    ]
+    usual, similar = (dict(load_model(folder).named_parameters()) for folder in folders)
+    name = "model.embed_tokens.weight"
+    assert [key for key in usual if not torch.equal(usual[key], similar[key])] == [name]
+    embedding_WD = similar[name][-5:]
+    assert torch.equal(usual[name][:-5], similar[name][:-5])
+    cosine_WW = embedding_WD @ embedding_WD.T
+    shared_WW = torch.tensor(
+        [[sum(a == b for a, b in zip(one, two)) / (len(one) * len(two)) ** 0.5 for one in words] for two in words]
+    )
+    torch.testing.assert_close(cosine_WW, shared_WW, atol=0.15, rtol=0)
 
 
 def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:
