@@ -62,12 +62,12 @@ Input = tuple[int, tuple[int, ...]]
 """(y, given) of an `Item`."""
 
 
-def _apart(drawn: Callable[[int, bool], Input], num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
-    """(train, test) without an input in both. drawn: of the number in its split, and True for a held-out one."""
-    test, train = [drawn(number, True) for number in range(num_test)], list[Input]()
+def _apart(drawn: Callable[[int], Input], num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
+    """(train, test) without an input in both. drawn: of the number in its split."""
+    test, train = [drawn(number) for number in range(num_test)], list[Input]()
     held_out = set(test)
     while len(train) < num_train:
-        if (one := drawn(len(train), False)) not in held_out:
+        if (one := drawn(len(train))) not in held_out:
             train.append(one)
     return train, test
 
@@ -126,13 +126,10 @@ def gcd_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
 
 
 def gcd_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
-    """(train, test): pairs of numbers below 10 ** size, log-uniform as in the paper. No pair is in both. Every other
-    training pair is uniform, so that large digits are not rare."""
+    """(train, test): pairs of numbers below 10 ** size, log-uniform as in the paper. No pair is in both."""
     random, most = Random(stable_seed(seed, "self-proving", "gcd")), size * log(10)
 
-    def drawn(number: int, held_out: bool) -> Input:
-        if not (held_out or number % 2):
-            return 1, (random.randint(1, 10**size - 1), random.randint(1, 10**size - 1))
+    def drawn(number: int) -> Input:
         return 1, (int(exp(random.uniform(0, most))), int(exp(random.uniform(0, most))))
 
     return _apart(drawn, num_train, num_test)
@@ -216,7 +213,7 @@ def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[l
     drawn first, and edges across it; or edges of a density between .2 and .8, until there is no colouring."""
     random = Random(stable_seed(seed, "self-proving", "graphs"))
 
-    def drawn(number: int, held_out: bool) -> Input:
+    def drawn(number: int) -> Input:
         y = number % 2
         while True:
             side, chance = [random.random() < 0.5 for _ in range(size)], random.uniform(0.2, 0.8)
