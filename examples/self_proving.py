@@ -108,8 +108,8 @@ def gcd_steps(given: Sequence[int], size: int) -> tuple[list[str], list[str]]:
                 left, u, v = left - less, u + more_u, v + more_v
             steps += _row(TRIES[turn], left, -less, size)
         if not left:
-            g, *coefficients = (_rows((name,), (number,), size) for name, number in zip(DIVISORS[0], divisor))
-            return steps, [*g, SIGNS[1 - turn], *coefficients[0], *coefficients[1]]
+            proof = _rows(DIVISORS[0], divisor, size)
+            return steps, [*proof[:size], SIGNS[1 - turn], *proof[size:]]
         numbers[turn], turn = (left, u, v), 1 - turn
 
 
