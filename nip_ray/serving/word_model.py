@@ -40,7 +40,11 @@ def word_tokenizer(words: Sequence[str], context: int) -> Any:
 
 
 def save_word_model(folder: Path, words: Sequence[str], settings: WordModelSettings, seed: int = 0) -> Path:
-    """Write the model with these words, sizes and `seed` to `folder`, unless there is one; returns the folder."""
+    """Write the model with these words, sizes and `seed` to `folder`, unless there is one; returns the folder.
+
+    words: one that is listed twice has one token.
+    """
+    words = [*dict.fromkeys(words)]
 
     def make() -> tuple[Any, Any]:
         tokenizer = word_tokenizer(words, settings.context)

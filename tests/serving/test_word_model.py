@@ -28,8 +28,9 @@ SIZES = WordModelSettings(hidden_size=32)
 def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     folder = save_word_model(tmp_path / "words", SCENARIO.words, SIZES)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    again = save_word_model(tmp_path / "again", SCENARIO.words, SIZES)
-    assert {path.name: path.read_bytes() for path in again.iterdir()} == files
+    for name, words in (("again", SCENARIO.words), ("repeated", (*SCENARIO.words, *SCENARIO.words[:3]))):
+        again = save_word_model(tmp_path / name, words, SIZES)
+        assert {path.name: path.read_bytes() for path in again.iterdir()} == files
     assert save_word_model(folder, SCENARIO.words, SIZES, seed=1) == folder
     assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"], "one that is there stays"
     chat_format = load_format(folder, SIZES.context)
