@@ -58,6 +58,7 @@ class ChatFormat:
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
         """Number of chats that have lost their middle in `prompt_before` or `cut_aloud`."""
+        self._has_cut_replies = False
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
         self._replies: dict[str, list[int]] = {}  # if `joins`: the most recent ones
@@ -87,19 +88,29 @@ class ChatFormat:
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
     def reply(self, messages: Sequence[Mapping[str, Any]], said: str) -> list[int]:
-        """The tokens of the reply `said` after a chat, with the one that ends it; at most half of the context."""
+        """The tokens of the reply `said` after a chat, with the one that ends it. Loses its end, with a warning at the
+        first, if it has no room in the context after the chat, nor in half of the context."""
         # the same after any chat
         alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)
-        if alike and said in self._replies:
-            return list(self._replies[said])
-        prompt = self.prompt(messages)
-        whole = self.completed([*messages, {"role": "assistant", "content": said}])
-        made = [*self.closing, *self.up_to_end(whole[common_beginning(prompt, whole) :])][: self.context // 2]
-        if alike:
-            if len(self._replies) >= _MOST_RENDERED:
-                self._replies.clear()
-            self._replies[said] = list(made)
-        return made
+        made = list(self._replies.get(said, ())) if alike else []
+        if not made:
+            prompt = self.prompt(messages)
+            whole = self.completed([*messages, {"role": "assistant", "content": said}])
+            made = [*self.closing, *self.up_to_end(whole[common_beginning(prompt, whole) :])]
+            if alike:
+                if len(self._replies) >= _MOST_RENDERED:
+                    self._replies.clear()
+                self._replies[said] = list(made)
+        half = self.context // 2
+        if len(made) <= half or len(made) <= (room := max(self.context - len(self.prompt(messages)), half)):
+            return made
+        if not self._has_cut_replies:
+            self._has_cut_replies = True
+            say(
+                f"warning: an example of a reply of {len(made)} tokens loses its end, the context of {self.context} has"
+                f" room for {room}, as may others after it; shorten replies, or take a model with a longer context"
+            )
+        return made[:room]
 
     def up_to_end(self, tokens: list[int]) -> list[int]:
         """`tokens` up to the first that ends a reply; one is added if the template has none."""

@@ -6,10 +6,12 @@ from random import Random
 import pytest
 
 from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.default_model import CHAT_TEMPLATE, SPECIAL, default_tokenizer
 from nip_ray.serving.generation import TooLong
 from nip_ray.serving.stream import TextStream
+from nip_ray.serving.word_model import word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,22 @@ def test_the_first_prompt_that_loses_its_middle_is_told_of(capsys: pytest.Captur
         capsys.readouterr().err.count("a prompt of 100 tokens loses its middle, the context of 30 has room for 20") == 1
     )
     assert chat.prompts_cut == 2
+
+
+def test_a_reply_has_all_the_room_that_its_prompt_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    made = ChatFormat(word_tokenizer(["word"], 40), 40)
+    ask: Chat = [{"role": "user", "content": "word word"}]
+    whole = made.reply(ask, " ".join(["word"] * 36))
+    assert (len(made.prompt(ask)), len(whole), whole[-1] in made.ends) == (3, 37, True)
+    assert capsys.readouterr().err == ""
+    assert made.reply(ask, " ".join(["word"] * 37)) == whole[:1] * 37
+    assert (
+        "an example of a reply of 38 tokens loses its end, the context of 40 has room for 37" in capsys.readouterr().err
+    )
+    assert len(made.reply([{"role": "user", "content": "word " * 60}], "word " * 37)) == 20, (
+        "half, and the prompt is cut"
+    )
+    assert capsys.readouterr().err == "", "once"
 
 
 def test_refusals(tmp_path: Path) -> None:
