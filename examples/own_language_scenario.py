@@ -75,11 +75,12 @@ class ArithmeticClaim(LanguageScenario):
         return chat
 
     def _task(self, item: Claim, agent: str) -> str:
+        """The claim last: what all prompts have in common is computed once."""
         if agent in self.protocol.deciders:
-            return f'Claim: {item}. Is it right? Reply "accept", "reject", or "ask:" and a question.'
+            return f'Is the claim right? Reply "accept", "reject", or "ask:" and a question. Claim: {item}.'
         stance = self.stance(item, agent)
-        wish = "" if stance is None else f" You want the verifier to {DECISIONS[stance]} it."
-        return f"Claim: {item}.{wish} Show the products that add up, such as: {_products(12, 34, 0)}."
+        wish = "" if stance is None else f" You want the verifier to {DECISIONS[stance]} the claim."
+        return f"Show the products that add up, such as: {_products(12, 34, 0)}.{wish} Claim: {item}."
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """Raises InvalidReply for a verifier's reply of another form, and for an empty one."""
