@@ -83,8 +83,9 @@ def _copy(source: Path, target: Path, given: Set[str]) -> list[str]:
         _forget_places(told)
     if not (source / BASE).is_file():
         return []
-    base = (source / json.loads((source / BASE).read_text(encoding="utf-8"))["base"]).resolve()
-    (target / BASE).write_text(json.dumps({"base": f"../{base.name}"}) + "\n", encoding="utf-8")
+    told = json.loads((source / BASE).read_text(encoding="utf-8"))
+    base = (source / told["base"]).resolve()
+    (target / BASE).write_text(json.dumps(told | {"base": f"../{base.name}"}) + "\n", encoding="utf-8")
     if base.parent != source.resolve().parent or base.name in given:
         return [base.name]
     return _copy(base, target.parent / base.name, given)

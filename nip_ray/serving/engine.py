@@ -18,7 +18,7 @@ from nip_ray.errors import TrainingError
 from nip_ray.serving.batch import ContinuousBatch, Row
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.generation import Generation, GenerationRequest, OnText
-from nip_ray.serving.model_folder import context_of, load_model
+from nip_ray.serving.model_folder import context_of, load_served
 
 
 class Engine:
@@ -29,7 +29,7 @@ class Engine:
         self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
     ) -> None:
         """max_context: most tokens of prompt and reply (None: the model's). Raises UserError for unsupported models."""
-        model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = load_served(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.chat = load_format(model_dir, context_of(model.config, max_context))
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)
         self._inbox: list[Row] = []

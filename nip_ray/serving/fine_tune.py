@@ -82,7 +82,7 @@ def fine_tune(
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
         if how.method == "lora" and not how.save_merged:
-            name_base(aside / "model", out_dir, base_dir)
+            name_base(aside / "model", out_dir, base_dir, _dtype(how))
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
     finally:
@@ -102,10 +102,7 @@ def train(
     """Train, in one process or as one of several workers; the first worker writes the model to `target`."""
     transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    dtype = how.dtype  # of the loaded weights; adapters themselves are in single precision
-    if dtype == "auto":
-        dtype = "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
-    model = load_model(base_dir, dtype, **_quantization(recipe))
+    model = load_model(base_dir, _dtype(how), **_quantization(recipe))
     chat = load_format(base_dir, context_of(model.config, how.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
@@ -169,6 +166,13 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
         else how.gradient_checkpointing,
         "dataloader_pin_memory": gpu,
     }
+
+
+def _dtype(how: LocalProvider) -> str:
+    """Of the loaded weights; adapters themselves are in single precision."""
+    if how.dtype == "auto":
+        return "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
+    return how.dtype
 
 
 def _quantization(recipe: Recipe) -> dict[str, Any]:

@@ -11,33 +11,66 @@ from nip_ray.storage.gguf_header import gguf_header
 from nip_ray.storage.model_files import gguf_in
 
 ADAPTER, BASE = "adapter", "base.json"
-"""In a model's folder: its adapters; and, if they are not merged, the base's folder, relative to this one."""
+"""In a model's folder: its adapters; and, if they are not merged, the base's folder, relative to this one, and the
+dtype of the base while they learned. On a base that is rounded otherwise they are another policy."""
 
 
 def base_of(folder: Path) -> Path | None:
-    """The base of the adapters in `folder`, None for a folder with all weights. Raises UserError when it is gone."""
+    """The base of the adapters in `folder`, None for a folder with all weights. Raises UserError when it is gone, or
+    the adapters are."""
     if not (folder / BASE).is_file():
         return None
-    base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()
+    base = (folder / _recorded(folder)["base"]).resolve()
     if not (base / "config.json").is_file():
         raise UserError(f"{folder} holds adapters of the model in {base}, which is gone; put it back")
+    if not (folder / ADAPTER / "adapter_model.safetensors").is_file():
+        raise UserError(f"{folder}: no adapters here ({ADAPTER}/adapter_model.safetensors is missing)")
     return base
 
 
-def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
-    """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for
-    transformers.
+def dtype_of(folder: Path) -> str:
+    """The dtype of the base while the adapters in `folder` learned; `auto`: as the base's files, if it is unknown."""
+    return _recorded(folder).get("dtype", "auto")
 
-    Raises UserError if there is none, if its weights are pickled, and if it needs code of its own.
+
+def adapter_rank(folder: Path) -> int:
+    """The rank of the adapters in `folder`."""
+    return json.loads((folder / ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    return json.loads((folder / BASE).read_text(encoding="utf-8"))
+
+
+def load_served(folder: Path) -> Any:
+    """The causal language model in `folder` as it has learned: adapters apart, their base in its dtype of that time.
+    Raises UserError as `load_model` does."""
+    if (base := base_of(folder)) is None:
+        return load_model(folder)
+    return with_adapters(load_model(base, dtype_of(folder)), folder).get_base_model().eval()
+
+
+def with_adapters(model: Any, folder: Path, trained: bool = False) -> Any:
+    """The model of PEFT of this base, which is changed, with the adapters in `folder`."""
+    return local_llm("peft").PeftModel.from_pretrained(model, str(folder / ADAPTER), is_trainable=trained)
+
+
+def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
+    """The causal language model in `folder`, from its safetensors, in evaluation mode. options: for transformers.
+
+    Adapters are merged, into their base as it was while they learned; if `dtype` is bfloat16, this rounds them. Raises
+    UserError if there is no model, if its weights are pickled, and if it needs code of its own.
     """
     transformers = local_llm("transformers")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no model here (config.json is missing); give a folder in the Hugging Face form")
     if (base := base_of(folder)) is not None:
-        if not (folder / ADAPTER / "adapter_model.safetensors").is_file():
-            raise UserError(f"{folder}: no adapters here ({ADAPTER}/adapter_model.safetensors is missing)")
-        adapted = local_llm("peft").PeftModel.from_pretrained(load_model(base, dtype, **options), str(folder / ADAPTER))
-        return adapted.merge_and_unload().eval()
+        model = load_model(base, dtype if options else dtype_of(folder), **options)
+        if not options and dtype != "auto":
+            import torch
+
+            model = model.to(getattr(torch, str(dtype).removeprefix("torch.")))
+        return with_adapters(model, folder).merge_and_unload().requires_grad_(True).eval()
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype, **options
@@ -93,11 +126,13 @@ def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -
     tokenizer.save_pretrained(target)
 
 
-def name_base(written: Path, home: Path, base: Path) -> None:
-    """Record in the folder `written`, later named `home`, that its adapters belong to the model in `base`."""
+def name_base(written: Path, home: Path, base: Path, dtype: Any) -> None:
+    """Record in the folder `written`, later named `home`, that its adapters belong to the model in `base`, of this
+    torch dtype."""
     base, home = base.resolve(), home.resolve()
     where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
-    (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
+    told = {"base": where, "dtype": str(dtype).removeprefix("torch.")}
+    (written / BASE).write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
 def lora_config(rank: int) -> Any:

@@ -45,7 +45,17 @@ from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.memory import kept_bytes, refuse_pass
-from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, lora_config, name_base, save_model
+from nip_ray.serving.model_folder import (
+    adapter_rank,
+    base_of,
+    context_of,
+    dtype_of,
+    load_model,
+    lora_config,
+    name_base,
+    save_model,
+    with_adapters,
+)
 from nip_ray.serving.windows import layer_masks
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
@@ -288,7 +298,7 @@ class PolicyModel:
         shutil.rmtree(aside, ignore_errors=True)
         save_model(self._adapted or self._model, self.chat.tokenizer, aside)
         if self._adapted is not None:
-            name_base(aside, folder, self.folder if self._lora else base_of(self.folder) or self.folder)
+            name_base(aside, folder, base_of(self.folder) or self.folder, self._model.dtype)
         shutil.rmtree(folder, ignore_errors=True)
         put_in_place(aside, folder)
         return folder.name
@@ -318,23 +328,28 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _load(
     folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device
 ) -> tuple[Any, Any, Any]:
-    """(the shared base or None, the model of PEFT or None, the model that computes)."""
+    """(the shared base or None, the model of PEFT or None, the model that computes). Raises UserError for adapters of
+    another rank than what learns."""
+    adapters_of, full = base_of(folder), trained and settings.method == "full"
     dtype: Any = settings.dtype
+    if dtype == "auto" and adapters_of is not None and not full:
+        dtype = dtype_of(folder)
     if dtype == "auto":
         dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
-    if trained and settings.method == "full":
+    if full:
         return None, None, _aligned(load_model(folder, dtype).to(device))
-    adapters_of = None if trained else base_of(folder)
     base = _shared(adapters_of or folder, dtype, device)
     if not trained and adapters_of is None:
         return base, None, base
-    peft = local_llm("peft")
     model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
-    if adapters_of is not None:
-        adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
-    else:
+    if adapters_of is None:
         with seeded(stable_seed(seed, "adapters")):
-            adapted = peft.get_peft_model(model, lora_config(settings.lora_rank))
+            adapted = local_llm("peft").get_peft_model(model, lora_config(settings.lora_rank))
+    elif trained and (rank := adapter_rank(folder)) != settings.lora_rank:
+        got = settings.lora_rank
+        raise UserError(f"providers.<provider>.lora_rank: got {got}, but {folder} has rank {rank}, use that")
+    else:
+        adapted = with_adapters(model, folder, trained)
     return base, adapted, adapted.get_base_model().eval()
 
 

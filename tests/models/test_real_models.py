@@ -159,7 +159,7 @@ def test_local_jobs_fine_tune_it(rule: str, smollm2_file: Path, tmp_path: Path) 
     models = tmp_path / "run" / "local" / "models"
     (base,) = models.glob("SmolLM2-135M-Instruct.Q4_1-*")
     (tuned,) = (path.parent for path in models.glob("*/base.json"))
-    assert json.loads((tuned / "base.json").read_text()) == {"base": f"../{base.name}"}
+    assert json.loads((tuned / "base.json").read_text()) == {"base": f"../{base.name}", "dtype": "float32"}
 
 
 def test_a_run_is_attacked_and_exported(smollm2: Path, tmp_path: Path) -> None:

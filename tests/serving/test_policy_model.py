@@ -15,8 +15,9 @@ import torch
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn, joins, merge, parts_of
 from nip_ray.serving import policy_model
+from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.generation import GenerationRequest
-from nip_ray.serving.model_folder import save_model
+from nip_ray.serving.model_folder import base_of, load_model, load_served, save_model, with_adapters
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.scoring import Scorer
 from nip_ray.serving.word_model import word_tokenizer
@@ -30,7 +31,7 @@ Make = Callable[..., PolicyModel]
 
 @pytest.fixture
 def make(default_dir: Path) -> Make:
-    def made(method: str = "full", trained: bool = True, folder: Path = default_dir, **options: int) -> PolicyModel:
+    def made(method: str = "full", trained: bool = True, folder: Path = default_dir, **options: Any) -> PolicyModel:
         return PolicyModel(folder, LocalProvider(method=method, max_batch_size=5, **options), trained=trained, seed=3)  # type: ignore[arg-type]
 
     return made
@@ -278,3 +279,33 @@ def test_memory_is_as_documented(tmp_path: Path) -> None:
     assert sum(value.untyped_storage().nbytes() for value in kept.values()) == pytest.approx(
         activations * 1e9, rel=0.03
     )
+
+
+def test_adapters_stay_apart_from_a_rounded_base(make: Make, default_dir: Path, tmp_path: Path) -> None:
+    """Saved, served and continued they are the same policy: merged into bfloat16 they would be another one."""
+    model = make("lora", dtype="bfloat16")
+    turns = [replace(turn, temperature=1.0) for turn in play(model)]
+    for _ in range(3):
+        model.step(turns, replace(SETTINGS, learning_rate=1e-3), 4)
+    model.save(tmp_path / "saved")
+    learned = model.logprobs(turns)
+    start, frozen = make("lora", folder=tmp_path / "saved"), make("lora", False, tmp_path / "saved")
+    assert start.logprobs(turns) == learned
+    assert frozen.logprobs(turns) == learned
+    start.save(tmp_path / "again")
+    assert base_of(tmp_path / "again") == base_of(tmp_path / "saved") != tmp_path / "saved"
+    for folder in (tmp_path / "saved", tmp_path / "again"):
+        served = ContinuousBatch(load_served(folder), model.chat, 5)
+        requests = [GenerationRequest(turn.prompt, 4, 1.0, seed=1) for turn in turns]
+        assert served.generate(requests) == frozen.sample(requests)
+    ids_RL = torch.tensor([turns[0].prompt])
+    right, wrong = (
+        with_adapters(load_model(default_dir, dtype).float(), tmp_path / "saved") for dtype in ("bfloat16", "float32")
+    )
+    merged = make("full", folder=tmp_path / "saved", dtype="float32")
+    assert all(weight.requires_grad for weight in merged._model.parameters())
+    with torch.no_grad():
+        errors = [float((one(ids_RL).logits - merged._model(ids_RL).logits).abs().max()) for one in (right, wrong)]
+    assert errors[0] < 1e-4 < errors[1] / 10, "merged into the base as it was, not into its file"
+    with pytest.raises(UserError, match=r"lora_rank: got 2, but .*saved has rank 16"):
+        make("lora", folder=tmp_path / "saved", lora_rank=2)
