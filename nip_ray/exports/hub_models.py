@@ -11,7 +11,7 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.exports.game import models_at, tested_iteration
 from nip_ray.serving.gguf import converted_name
-from nip_ray.serving.model_folder import ADAPTER, BASE
+from nip_ray.serving.model_folder import ADAPTER, BASE, recorded
 from nip_ray.storage.files import sum_of
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.model_files import gguf_in
@@ -83,7 +83,7 @@ def _copy(source: Path, target: Path, given: Set[str]) -> list[str]:
         _forget_places(told)
     if not (source / BASE).is_file():
         return []
-    told = json.loads((source / BASE).read_text(encoding="utf-8"))
+    told = recorded(source)
     base = (source / told["base"]).resolve()
     (target / BASE).write_text(json.dumps(told | {"base": f"../{base.name}"}) + "\n", encoding="utf-8")
     if base.parent != source.resolve().parent or base.name in given:

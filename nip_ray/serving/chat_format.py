@@ -112,6 +112,11 @@ class ChatFormat:
             )
         return made[:room]
 
+    def example(self, messages: Sequence[Mapping[str, Any]], said: str) -> tuple[list[int], list[int]]:
+        """The tokens of a chat, by `cut_aloud`, and of the reply `said`, in one context together."""
+        reply = self.reply(messages, said)
+        return self.cut_aloud(self.prompt(messages), self.context - len(reply)), reply
+
     def up_to_end(self, tokens: list[int]) -> list[int]:
         """`tokens` up to the first that ends a reply; one is added if the template has none."""
         for index, token in enumerate(tokens):

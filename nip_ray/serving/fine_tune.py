@@ -28,7 +28,7 @@ from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import Cancelled, FineTuneSpec, OnStep, Recipe, ShouldStop, Trained
-from nip_ray.serving.model_folder import context_of, load_model, lora_config, name_base, save_model
+from nip_ray.serving.model_folder import context_of, learning_dtype, load_model, lora_config, name_base, save_model
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
@@ -82,7 +82,7 @@ def fine_tune(
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
         if how.method == "lora" and not how.save_merged:
-            name_base(aside / "model", out_dir, base_dir, _dtype(how))
+            name_base(aside / "model", out_dir, base_dir, learning_dtype(how, _has_gpu()))
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
     finally:
@@ -102,7 +102,7 @@ def train(
     """Train, in one process or as one of several workers; the first worker writes the model to `target`."""
     transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    model = load_model(base_dir, _dtype(how), **_quantization(recipe))
+    model = load_model(base_dir, learning_dtype(how, _has_gpu()), **_quantization(recipe))
     chat = load_format(base_dir, context_of(model.config, how.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
@@ -166,13 +166,6 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
         else how.gradient_checkpointing,
         "dataloader_pin_memory": gpu,
     }
-
-
-def _dtype(how: LocalProvider) -> str:
-    """Of the loaded weights; adapters themselves are in single precision."""
-    if how.dtype == "auto":
-        return "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
-    return how.dtype
 
 
 def _quantization(recipe: Recipe) -> dict[str, Any]:

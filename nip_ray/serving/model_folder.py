@@ -7,6 +7,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.serving.extras import local_llm
+from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.gguf_header import gguf_header
 from nip_ray.storage.model_files import gguf_in
 
@@ -20,7 +21,7 @@ def base_of(folder: Path) -> Path | None:
     the adapters are."""
     if not (folder / BASE).is_file():
         return None
-    base = (folder / _recorded(folder)["base"]).resolve()
+    base = (folder / recorded(folder)["base"]).resolve()
     if not (base / "config.json").is_file():
         raise UserError(f"{folder} holds adapters of the model in {base}, which is gone; put it back")
     if not (folder / ADAPTER / "adapter_model.safetensors").is_file():
@@ -30,7 +31,14 @@ def base_of(folder: Path) -> Path | None:
 
 def dtype_of(folder: Path) -> str:
     """The dtype of the base while the adapters in `folder` learned; `auto`: as the base's files, if it is unknown."""
-    return _recorded(folder).get("dtype", "auto")
+    return recorded(folder).get("dtype", "auto")
+
+
+def learning_dtype(settings: LocalProvider, gpu: bool) -> str:
+    """The dtype of weights in learning. Adapters themselves are in single precision."""
+    if settings.dtype == "auto":
+        return "bfloat16" if settings.method == "lora" and gpu else "float32"
+    return settings.dtype
 
 
 def adapter_rank(folder: Path) -> int:
@@ -38,7 +46,8 @@ def adapter_rank(folder: Path) -> int:
     return json.loads((folder / ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))["r"]
 
 
-def _recorded(folder: Path) -> dict[str, str]:
+def recorded(folder: Path) -> dict[str, str]:
+    """The record of `name_base` in `folder`."""
     return json.loads((folder / BASE).read_text(encoding="utf-8"))
 
 
@@ -65,8 +74,10 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no model here (config.json is missing); give a folder in the Hugging Face form")
     if (base := base_of(folder)) is not None:
-        model = load_model(base, dtype if options else dtype_of(folder), **options)
-        if not options and dtype != "auto":
+        if options:  # quantized weights have a dtype of their own, and no gradient
+            return with_adapters(load_model(base, dtype, **options), folder).merge_and_unload().eval()
+        model = load_model(base, dtype_of(folder))
+        if dtype != "auto":
             import torch
 
             model = model.to(getattr(torch, str(dtype).removeprefix("torch.")))

@@ -50,6 +50,7 @@ from nip_ray.serving.model_folder import (
     base_of,
     context_of,
     dtype_of,
+    learning_dtype,
     load_model,
     lora_config,
     name_base,
@@ -331,11 +332,9 @@ def _load(
     """(the shared base or None, the model of PEFT or None, the model that computes). Raises UserError for adapters of
     another rank than what learns."""
     adapters_of, full = base_of(folder), trained and settings.method == "full"
-    dtype: Any = settings.dtype
-    if dtype == "auto" and adapters_of is not None and not full:
-        dtype = dtype_of(folder)
-    if dtype == "auto":
-        dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
+    dtype = learning_dtype(settings, device.type == "cuda")
+    if settings.dtype == "auto" and adapters_of is not None and (known := dtype_of(folder)) != "auto" and not full:
+        dtype = known
     if full:
         return None, None, _aligned(load_model(folder, dtype).to(device))
     base = _shared(adapters_of or folder, dtype, device)

@@ -20,7 +20,6 @@ class Scorer:
     @torch.inference_mode()
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
         """Natural log of the probability that the model replies exactly `completion` after `messages`, and ends."""
-        said = self.chat.reply(messages, completion)
-        prompt = self.chat.cut_aloud(self.chat.prompt(messages), self.chat.context - len(said))
+        prompt, said = self.chat.example(messages, completion)
         logits_TV = self.model(torch.tensor([prompt + said]), logits_to_keep=len(said) + 1).logits[0, :-1]
         return float(logits_TV.float().log_softmax(-1).gather(1, torch.tensor(said)[:, None]).double().sum())

@@ -401,11 +401,8 @@ class PolicyGradientTrainer:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
 
     def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]], left: float = 1.0) -> None:
-        chats, model = self.models[group].chat, self.models[group]
-        turns = [
-            Turn(chats.cut_aloud(chats.prompt(chat), chats.context - len(reply)), reply)
-            for chat, reply in ((chat, chats.reply(chat, said)) for chat, said in examples)
-        ]
+        model = self.models[group]
+        turns = [Turn(*model.chat.example(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]).warming(left))
