@@ -60,7 +60,9 @@ def main() -> None:
                     data = laid_over(data, {"scenario": {"agents": {"_default": {"model": str(model)}}}})
                 metrics = trained_in(folder, data)
                 tests = [
-                    [int(one["iteration"]), round(one[DISTANCE[game]], 4)] for one in metrics if DISTANCE[game] in one
+                    [int(one["iteration"]), round(one[DISTANCE[game]], 4)]
+                    for one in metrics
+                    if one["iteration"] and DISTANCE[game] in one
                 ]
                 rows = [*rows, {**key, "tests": tests}]
                 write(

@@ -126,7 +126,10 @@ class TokenTrainingSettings:
         "Easier tasks for the first iterations; held-out items stay the config's.",
     )
     evaluate_every: int = option(
-        10, "Iterations between plays of held-out items (0: only the last).", meaning=RESUMABLE, ge=0
+        10,
+        "Iterations between plays of held-out items, the first before iteration 1 (0: only the last iteration).",
+        meaning=RESUMABLE,
+        ge=0,
     )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "Plays of each held-out item.", ge=1)

@@ -61,7 +61,7 @@ from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.warm_up import WarmUpSaves, invented_examples, scenario_examples
+from nip_ray.text.training.warm_up import WarmUpSaves, format_batches, scenario_examples
 from nip_ray.text.written_models import write_models
 from nip_ray.tracking import Tracker
 
@@ -135,20 +135,20 @@ class PolicyGradientTrainer:
         Raises TrainingError (BudgetExhausted too); the last checkpoint stays.
         """
         stage = self.state.stage
-        if stage == "format_warmup":
-            self._warm_up()
-            self._advance(0)
-            return stage
         if stage == "test":
             if not rollout_file(self.folder.path, "test", self.state.iteration - 1).is_file():
                 self.test(self.state.iteration - 1)
             self._end(self.state.iteration)
             save_state(self.folder, self.state)
             return stage
-        row = self._iteration(self.state.iteration)
-        self.folder.append_metrics(row)
-        self.tracker.log(row)
-        self._advance(self.state.iteration + 1)
+        done = 0 if stage == "format_warmup" else self.state.iteration + 1
+        row = self._iteration(self.state.iteration) if done else self._beginning()
+        if len(row) > 1:
+            spent = self.spending().amount
+            row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
+            self.folder.append_metrics(row)
+            self.tracker.log(row)
+        self._advance(done)
         return stage
 
     def close(self) -> None:
@@ -171,6 +171,18 @@ class PolicyGradientTrainer:
         return last_test(self.folder.path, self.state.iteration, by_id, self.scenario.protocol, self.kind)
 
     # -------------------------------------------------------------------------------------------------------- iteration
+
+    def _beginning(self) -> dict[str, Any]:
+        """Warm up, and test if tests are due at all; return the row of metrics of iteration 0."""
+        began = time.perf_counter()
+        row: dict[str, Any] = {"iteration": 0, **self._warm_up()}
+        if len(row) > 1:
+            row["time/warmup_s"] = time.perf_counter() - began
+        if self.rule.evaluate_every:
+            began = time.perf_counter()
+            row |= self.test(-1)
+            row["time/test_s"] = time.perf_counter() - began
+        return row
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
         """Play, learn, test if due; return the row of metrics."""
@@ -205,8 +217,6 @@ class PolicyGradientTrainer:
             row |= self.test(iteration)
             self._write_transcripts("", played.version, scenario, tasks, dialogues, iteration)
             seconds["test"] = time.perf_counter() - began
-        spent = self.spending().amount
-        row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
@@ -350,42 +360,32 @@ class PolicyGradientTrainer:
 
     # ---------------------------------------------------------------------------------------------------------- warm-up
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> dict[str, float]:
         """Supervised steps, first on the form of replies, then on the scenario's own examples. Continues from the last
-        save of an interrupted one."""
+        save of an interrupted one. Returns for each group the mean loss of the last tenth of its steps."""
         rule, first, saves = self.rule, 0, self._warm_up_saves
+        losses: dict[str, list[float]] = {group: [] for group in self._learners()}
         if (found := saves.newest()) is not None:
             for group in self._learners():
                 self.models[group].set_state(found.tensors[group])
             self._bills.set_state(found.state["tokens"])
+            losses |= found.state.get("losses", {})
             first = found.iteration
         elif rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
-            examples = invented_examples(self.scenario, tasks, self.config.seed)
-            for group in self._learners():
-                own = [example for agent in self.groups[group] for example in examples[agent]]
-                order = torch.randperm(
-                    len(own), generator=generator(self.config.seed, "format warm-up", group)
-                ).tolist()
-                for begin in range(0, len(own), rule.warmup_batch_size):
-                    self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
+            learning = {group: self.groups[group] for group in losses}
+            batches = format_batches(self.scenario, tasks, learning, rule.warmup_batch_size, self.config.seed)
+            for group, examples in batches.items():
+                losses[group] += [self._supervised(group, some) for some in examples]
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
         for step in range(first, rule.warmup_steps):
             if saves.due():
                 tensors = {group: self.models[group].state() for group in self._learners()}
-                saves.save(step, tensors, {"tokens": self._bills.state(self._playing.uncounted())})
+                spent = self._bills.state(self._playing.uncounted())
+                saves.save(step, tensors, {"tokens": spent, "losses": losses})
             for group in self._learners():
-                taught = [
-                    agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents
-                ]
-                count = max(1, rule.warmup_batch_size // max(1, len(taught)))
-                own = [
-                    example
-                    for agent in taught
-                    for example in scenario_examples(scenarios, agent, step, count, self.config.seed)
-                ]
-                if own:
-                    self._supervised(group, own, 1 - step / rule.warmup_steps)
+                if own := scenario_examples(scenarios, self.groups[group], rule, step, self.config.seed):
+                    losses[group].append(self._supervised(group, own, 1 - step / rule.warmup_steps))
             if self.progress is not None:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
@@ -396,17 +396,20 @@ class PolicyGradientTrainer:
                 if self.rule.follows_start(self.groups[group][0]):
                     model.save(self._folder(group, self._start_name(group, 0)))
                     self._starts.add(group)
+        last = {group: found[-max(1, len(found) // 10) :] for group, found in losses.items() if found}
+        return {f"learn/{group}/warmup_loss": sum(found) / len(found) for group, found in last.items()}
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
 
-    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]], left: float = 1.0) -> None:
+    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]], left: float = 1.0) -> float:
         model = self.models[group]
         turns = [Turn(*model.chat.example(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
-            model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]).warming(left))
+            loss = model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]).warming(left))["loss"]
         self._bills.book(bill)
+        return loss
 
     # ------------------------------------------------------------------------------------------------------------- test
 
@@ -538,7 +541,7 @@ class PolicyGradientTrainer:
         where = self.folder.path / CHECKPOINTS
         if not kept_iterations(where):
             self.state = replace(self.state, iteration=0, over=False, stage="format_warmup")
-            self.folder.rewind_metrics(0)
+            self.folder.rewind_metrics(-1)
             return
         found = load_checkpoint(where, None, self.state.run_id)
         self._warm_up_saves.remove()  # of a run that was killed before that

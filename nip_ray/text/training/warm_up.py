@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nip_ray.play.dialogue import Chat, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
 from nip_ray.progress import say
-from nip_ray.seeding import stable_seed
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.storage.checkpoint import AllDamaged, Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
 from nip_ray.storage.folder import WARM_UP
 from nip_ray.text.dialogues.runner import Task, training_tasks
@@ -20,8 +23,10 @@ Example = tuple[Chat, str]
 """A chat and the reply to learn."""
 
 
-def invented_examples(scenario: LanguageScenario, tasks: Sequence[Task], seed: int) -> dict[str, list[Example]]:
-    """Agent -> every turn of its own in dialogues of random replies of the right form."""
+def format_batches(
+    scenario: LanguageScenario, tasks: Sequence[Task], groups: Mapping[str, Sequence[str]], size: int, seed: int
+) -> dict[str, list[list[Example]]]:
+    """Group -> batches of all turns of its agents in dialogues of random replies of the right form, shuffled."""
     found: dict[str, list[Example]] = {agent: [] for agent in scenario.protocol.agents}
 
     def answer(asked: list[Question]) -> list[Answer]:
@@ -33,18 +38,31 @@ def invented_examples(scenario: LanguageScenario, tasks: Sequence[Task], seed: i
         return [Answer(text) for text in said]
 
     play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
-    return found
+    batches: dict[str, list[list[Example]]] = {}
+    for group, members in groups.items():
+        own = [example for agent in members for example in found[agent]]
+        order = torch.randperm(len(own), generator=generator(seed, "format warm-up", group)).tolist()
+        batches[group] = [[own[number] for number in order[at : at + size]] for at in range(0, len(own), size)]
+    return batches
 
 
 def scenario_examples(
-    scenarios: Sequence[tuple[LanguageScenario, list[Any]]], agent: str, step: int, count: int, seed: int
+    scenarios: Sequence[tuple[LanguageScenario, list[Any]]],
+    members: Sequence[str],
+    rule: TokenTrainingSettings,
+    step: int,
+    seed: int,
 ) -> list[Example]:
-    """Up to `count` examples of an agent for a supervised step. scenarios: with their training items; they take turns
-    by step."""
+    """Examples of those agents of a group that are taught, for a supervised step: up to `rule.warmup_batch_size`.
+    scenarios: with their training items; they take turns by step."""
+    taught = [agent for agent in members if rule.warmup_agents is None or agent in rule.warmup_agents]
+    count = max(1, rule.warmup_batch_size // max(1, len(taught)))
     scenario, items = scenarios[step % len(scenarios)]
-    tasks = training_tasks(items, stable_seed(seed, "warm-up", agent), step // len(scenarios), count)
-    made = (scenario.warm_example(task.item, agent, task.seed) for task in tasks)
-    return [example for example in made if example is not None]
+    found: list[Example | None] = []
+    for agent in taught:
+        tasks = training_tasks(items, stable_seed(seed, "warm-up", agent), step // len(scenarios), count)
+        found += [scenario.warm_example(task.item, agent, task.seed) for task in tasks]
+    return [example for example in found if example is not None]
 
 
 class WarmUpSaves:
