@@ -104,7 +104,7 @@ def cartpole(peer: str, name: str, script: str, variant: str = "") -> Cell:
 
 SEEDS = ("--seconds", "10", "--cap", "90")
 WORDS = (*LIMITS, "--bar", "0.95")
-LORA = ("--seconds", "60", "--cap", "60", "--variant", "lora")
+LORA = ("--seconds", "180", "--cap", "180", "--variant", "lora")
 ADAPTERS = ("language_nip_ray.py", *LORA)
 TWO = ("language_nip_ray.py", *WORDS, "--variant", "two")
 CELLS = [
