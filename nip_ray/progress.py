@@ -101,7 +101,7 @@ def _lines(start: int, total: int, unit: str) -> Report:
         now = time.monotonic()
         stage = re.sub(r"\s*\d+/\d+$", "", figures.get("stage", ""))
         tested = tuple(value for key, value in sorted(figures.items()) if key.startswith("eval")) or tested_before
-        if done == start and "warmup" in stage:
+        if done == start and ("warm-up" in stage or "iteration" in figures):
             began = now  # the remaining work is iterations
         if now - told >= LINE_S or (stage, tested) != (stage_before, tested_before) or done == total:
             told = now

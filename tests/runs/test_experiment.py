@@ -173,7 +173,7 @@ def test_a_line_comes_with_news_and_after_a_while(
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/100", "31/100", "50/100", "70/100"]
     with progress_line("a-run", 0, 100, quiet=False, unit="timestep") as report:
         now += 400.0
-        report(0, {"stage": "warmup 1/2"})
+        report(0, {"stage": "warm-up 1/2"})
         now += 45.0
         report(10, {"eval/verifier/accuracy": 0.5})
         report(11, {})

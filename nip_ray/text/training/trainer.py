@@ -473,7 +473,7 @@ def train(
 
                 trainer.progress = show
                 trainer.run_stage()
-                if trainer.state.iteration > before:
+                if trainer.state.iteration > before or stage == "warm-up":
                     report(trainer.state.iteration, next(iter(folder.metrics()[-1:]), {}))
         say_stage("evaluation", quiet)
         return finish(folder, trainer)
