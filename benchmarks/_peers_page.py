@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import numpy as np
 from _common import ROOT, put_between
-from gate import interval
 
 PAGE = ROOT / "docs" / "peers.md"
 BEGIN, END = "<!-- {}: written by `python benchmarks/peers.py page` -->", "<!-- end of {} -->"
 LEAST_PAIRS = 3
-"""For a comparison; of fewer than five the interval is the range of the pairs."""
+"""For a comparison."""
 OWN = 0.2
 """The share of a peer's time in our environment from which the first table names it."""
 UNITS = {"B1": "env steps/s", "B3": "tokens/s", "B4": "seed-steps/s", "B6": "env steps/s"}
+LINES = ("B1", "B4")
+"""Benches whose scripts hold one variant each, so that their lines can be compared."""
 BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
 WHY = {
     "CFR": "it visits every history of the game in each iteration, in C++, and draws no samples",
+    "DQN": "with the same settings and loss; the cause is not known",
     "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step;"
     " its user writes the game again in JAX",
 }
@@ -92,12 +93,12 @@ def share(row: Row) -> str:
 
 
 def measured(rows: Rows) -> list[Row]:
-    """Rows with pairs enough for an interval."""
+    """Rows with pairs enough."""
     return [row for row in rows.values() if len(row["pairs"]) >= LEAST_PAIRS]
 
 
 def figures(row: Row) -> dict[str, Found]:
-    """The ratios of a row, above 1 where ours is better, with the ends of their intervals."""
+    """The ratios of a row, above 1 where ours is better, with the range of its pairs."""
     pairs = row["pairs"]
     if row["bench"] == "B2":
         return {"final exploitability": ratio([pair["peer"]["final"] / pair["ours"]["final"] for pair in pairs])}
@@ -105,6 +106,8 @@ def figures(row: Row) -> dict[str, Found]:
     reached = [(pair["peer"]["solved_s"], pair["ours"]["solved_s"]) for pair in pairs if all_of(pair, "solved_s")]
     if len(reached) >= LEAST_PAIRS:
         found["time to the bar"] = ratio([theirs / ours for theirs, ours in reached])
+    if row["bench"] == "B6" and not reached:
+        found["final mean"] = ratio([pair["ours"]["score"] / pair["peer"]["score"] for pair in pairs])
     return found
 
 
@@ -119,12 +122,12 @@ def all_of(pair: Row, key: str) -> bool:
 
 
 def ratio(values: Sequence[float]) -> Found:
-    """Of pairs; as the gate does it."""
-    return interval(np.log(np.array(values)))
+    """The median of pairs, their smallest and largest."""
+    return median(values), min(values), max(values)
 
 
 def shown(found: Found) -> str:
-    """With its interval."""
+    """With its range."""
     return "{:.2f} ({:.2f} to {:.2f})".format(*found)
 
 
@@ -133,8 +136,8 @@ def speed_table(bench: str, rows: Rows) -> str:
     own = [row for row in rows.values() if row["bench"] == bench]
     titles = [
         "peer", f"{UNITS[bench]}: peer", "ours", "ours over peer's", f"seconds to {BARS[bench]}: peer", "ours",
-        "lines: peer", "ours",
     ]  # fmt: skip
+    titles += ["lines: peer", "ours"] if bench in LINES else []
     doors = any(side["door_share"] for row in own for side in (pair["peer"] for pair in row["pairs"]))
     titles += ["peer's time in our environment"] if doors else []
     lines = [line([*titles, "pairs", "yardstick, ms"])]
@@ -145,10 +148,10 @@ def speed_table(bench: str, rows: Rows) -> str:
             lines.append(line([f"{row['peer']}: {why_not(row)}", *["-"] * (len(titles) + 1)]))
             continue
         cells = [row["peer"] + version(row)]
-        cells += [f"{speed(pairs, side):,.0f}" for side in ("peer", "ours")]
+        cells += [short(speed(pairs, side)) for side in ("peer", "ours")]
         cells += [shown(figures(row)["speed"]) if len(pairs) >= LEAST_PAIRS else "-"]
         cells += [reached([pair[side]["solved_s"] for pair in pairs]) for side in ("peer", "ours")]
-        cells += [str(row["lines"][side]) for side in ("peer", "ours")]
+        cells += [str(row["lines"][side]) for side in ("peer", "ours") if bench in LINES]
         cells += [f"{median(pair['peer']['door_share'] for pair in pairs):.0%}"] if doors else []
         lines.append(line([*cells, str(len(pairs)), yardstick(pairs)]))
     return "\n".join(lines) if own else "Not measured yet."
@@ -192,7 +195,7 @@ KEYS = ("to_0.05", "to_0.02")
 
 
 def ratio_of_finals(row: Row) -> str:
-    """With its interval, also where it is small."""
+    """With its range, also where it is small."""
     return "{:.2g} ({:.2g} to {:.2g})".format(*figures(row)["final exploitability"])
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import ROOT, machine, yardstick_ms
+from gate import commit_of
 
 HERE = ROOT / "benchmarks" / "peers"
 RECORD = ROOT / "benchmarks" / "peers.json"
@@ -95,11 +96,13 @@ def poker(peer: str, name: str, seconds: str, variant: str, changes: str = "") -
     return Cell("B2", f"{peer}, {name.capitalize()}", "openspiel", theirs, ours, f"{name}_poker.yaml")
 
 
-def cartpole(peer: str, name: str, script: str, variant: str = "") -> Cell:
-    """CartPole, in the same driver or by the same rule."""
-    options = (*LIMITS, "--bar", "475", *(("--variant", variant) if variant else ()))
-    ours = ("cartpole_nip_ray.py", *options)
-    return Cell("B6", peer, name, (f"cartpole_{script}.py", *options), ours, "runner_cartpole.yaml")
+def cartpole(peer: str, name: str, script: str, variant: str = "", ours: str = "") -> Cell:
+    """CartPole, in the same driver or by the same rule. ours: our variant of another name."""
+    theirs, own = (
+        (*LIMITS, "--bar", "475", *(("--variant", one) if one else ())) for one in (variant, ours or variant)
+    )
+    work = (f"cartpole_{script}.py", *theirs), ("cartpole_nip_ray.py", *own)
+    return Cell("B6", peer, name, *work, "runner_cartpole.yaml")
 
 
 SEEDS = ("--seconds", "10", "--cap", "90")
@@ -123,7 +126,7 @@ CELLS = [
     cartpole("skrl, sequential, PPO", "skrl", "skrl", "sequential"),
     cartpole("skrl, step, PPO", "skrl", "skrl", "step"),
     cartpole("skrl, sequential, DQN", "skrl", "skrl", "dqn"),
-    cartpole("Stable-Baselines3, DQN", "sb3", "sb3", "dqn"),
+    cartpole("Stable-Baselines3, DQN", "sb3", "sb3", "dqn", "dqn_huber"),
     Cell("B4", "JaxMARL, 8 seeds", "jaxmarl", ("message_game_jaxmarl.py", *SEEDS), ("seeds_nip_ray.py", *SEEDS)),
     Cell("B3", "TRL, GRPO", "trl", ("language_trl.py", *WORDS), ("language_nip_ray.py", *WORDS), "", needs="model"),
     Cell(
@@ -212,7 +215,11 @@ def same_work(known: dict[str, Any], row: Row) -> bool:
 
 def pair(cell: Cell, python: Path, number: int, more: Sequence[str]) -> dict[str, Any]:
     """One process of each, of seed `number`."""
-    found: dict[str, Any] = {"yardstick_ms": round(yardstick_ms(), 1), "load": round(os.getloadavg()[0], 1)}
+    found: dict[str, Any] = {
+        "commit": commit_of("HEAD")[:8],
+        "yardstick_ms": round(yardstick_ms(), 1),
+        "load": round(os.getloadavg()[0], 1),
+    }
     sides = {"peer": (python, cell.script), "ours": (Path(sys.executable), cell.ours)}
     for side in sorted(sides, reverse=number % 2 == 0):
         interpreter, (script, *arguments) = sides[side]

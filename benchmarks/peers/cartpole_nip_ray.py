@@ -11,22 +11,25 @@ from nip_ray.drivers.runner import make_driver
 from nip_ray.drivers.spec import load_runner, parse_runner
 
 CONFIG = Path(__file__).resolve().parents[2] / "tune_configs" / "runner_cartpole.yaml"
-DQN = {
-    "environment": {"num_copies": 16},
-    "learners": [{"name": "dqn", "algorithm": {"name": "dqn", "double": False}}],
-    "driver": {"timesteps": 6250},
-    "evaluation": {"timesteps": 0},
-}
+LOSSES = {"dqn": "l2", "dqn_huber": "smooth_l1"}
+"""Variant of DQN -> its loss."""
 
 clock = Clock("nip_ray", "torch", "gymnasium", window=50)
 torch.set_num_threads(1)
-driver: Any = (
-    make_driver(parse_runner({**DQN, "seed": clock.seed}), quiet=True)
-    if clock.variant == "dqn"
-    else make_driver(
-        load_runner(CONFIG, [f"seed={clock.seed}", f"driver.name={clock.variant or 'sequential'}"]), quiet=True
+if clock.variant in LOSSES:
+    algorithm = {"name": "dqn", "double": False, "loss": LOSSES[clock.variant]}
+    settings = parse_runner(
+        {
+            "seed": clock.seed,
+            "environment": {"num_copies": 16},
+            "learners": [{"name": "dqn", "algorithm": algorithm}],
+            "driver": {"timesteps": 6250},
+            "evaluation": {"timesteps": 0},
+        }
     )
-)
+else:
+    settings = load_runner(CONFIG, [f"seed={clock.seed}", f"driver.name={clock.variant or 'sequential'}"])
+driver: Any = make_driver(settings, quiet=True)
 clock.start()
 while driver.timestep < driver.settings.timesteps:
     driver.train(driver.timestep + 64)

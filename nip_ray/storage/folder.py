@@ -13,6 +13,7 @@ Decisions that matter here:
   which readers check and remove; newer versions are refused, not guessed at.
 """
 
+import functools
 import json
 import math
 import os
@@ -63,6 +64,7 @@ class RunFolder:
         self.path, self.checkpoints, self.transcripts = path, path / "checkpoints", path / "transcripts"
         self._lock: TextIO | None = lock
         self._metrics: LineFile | None = None
+        self._figures: dict[str, Any] | None = None  # else thousands of rows are read again after each of them
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
@@ -161,6 +163,8 @@ class RunFolder:
             self._metrics = LineFile(path, locked=False)  # the run's own lock guards it
             self._metrics.cut(sum(len(line) for _, line in _read_lines(path, "iteration", torn_tail=True)))
         self._metrics.append(_line(plain))
+        if self._figures is not None:
+            self._figures = _after(self._figures, plain)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of `metrics.jsonl`, without a torn last line. Raises UserError naming a damaged line before it."""
@@ -168,9 +172,11 @@ class RunFolder:
 
     def figures(self) -> dict[str, Any]:
         """The last row of metrics, with the metrics of the last evaluation if that was in an earlier iteration."""
-        rows = self.metrics()
-        tested = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
-        return {**next(iter(rows[-1:]), {}), **tested}
+        found = self._figures
+        if found is None:
+            found = functools.reduce(_after, self.metrics(), dict[str, Any]())
+            self._figures = found if self.writable else None  # another process may append
+        return dict(found)
 
     def rewind_metrics(self, iteration: int) -> None:
         """Drop, in one step, the rows of iterations after `iteration` and a torn last line.
@@ -316,6 +322,7 @@ class RunFolder:
             ours.close()
 
     def _close_metrics(self) -> None:
+        self._figures = None
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -455,6 +462,11 @@ def _remove_leftovers(folder: Path) -> None:
         if match and not psutil.pid_exists(int(match[1])):
             with suppress(OSError):
                 entry.unlink()
+
+
+def _after(figures: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """`figures` of a run after one more row."""
+    return {**{key: value for key, value in figures.items() if key.startswith("eval")}, **row}
 
 
 def _line(plain: dict[str, Any]) -> bytes:

@@ -13,7 +13,8 @@ from nip_ray.storage.folder import json_ready
 class RunInfo:
     """The tracked run. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if any.
 
-    config: every key of the config, as plain values. resumed_from: the iteration that it continues from (0: a new run).
+    config: every key of the config, as plain values. resumed_from: the iteration that it continues from
+    (0: a new run; -1: one that logs an iteration 0).
     """
 
     run_dir: Path

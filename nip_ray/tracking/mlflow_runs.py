@@ -139,7 +139,7 @@ def _known_run(client: Any, run: RunInfo) -> str | None:
 
 
 def _last_step(client: Any, mlflow_run: str) -> int:
-    return max((point.step for point in client.get_metric_history(mlflow_run, "iteration")), default=0)
+    return max((point.step for point in client.get_metric_history(mlflow_run, "iteration")), default=-1)
 
 
 def _experiment(client: Any, name: str, artifacts: str | None) -> str:

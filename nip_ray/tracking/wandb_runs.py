@@ -137,10 +137,10 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def last_step(folder: Path) -> int:
-    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 without any."""
+    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; -1 without any."""
     found = (record for file in folder.glob("offline-run-*/*.wandb") for record in records(file))
     return max(
-        (record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=0
+        (record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=-1
     )
 
 

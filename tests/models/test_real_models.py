@@ -128,7 +128,7 @@ def test_a_resumed_run_is_undisturbed_to_the_bit(smollm2: Path, tmp_path: Path) 
             for name in ("whole", "two")
         )
         assert one.read_bytes() == two.read_bytes()
-    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()][1:]
     assert all(row[f"learn/{agent}/logprob_difference"] < 1e-4 for row in rows for agent in ("prover0", "verifier"))
     assert torch.isfinite(torch.tensor([row["learn/verifier/loss"] for row in rows])).all()
 
@@ -141,7 +141,7 @@ def test_two_families_learn_against_each_other(smollm2: Path, gemma3: Path, tmp_
     config["scenario"]["agents"] |= {name: speaks | {"model": str(gemma3)} for name in ("prover0", "verifier")}
     config["scenario"]["wording"] = "english"
     run_experiment(config_from_dict({**config, "iterations": 1}), tmp_path / "run", quiet=True)
-    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    *_, row = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(row[f"learn/{agent}/logprob_difference"] < 1e-4 for agent in ("prover0", "prover1", "verifier"))
     assert any(row[f"learn/{agent}/grad_norm"] > 0 for agent in ("prover0", "verifier")), "of the other family"
 

@@ -311,6 +311,7 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
-    """The last of `iterations` (from 1) tested, and its dialogues; None if none. items, errors: see `last_test`."""
-    tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
+    """The last tested one of `iterations` (0: before the first), and its dialogues; None if none. items, errors: see
+    `last_test`."""
+    tested = [i for i in range(-1, iterations) if rollout_file(run_dir, "test", i).is_file()]
     return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None

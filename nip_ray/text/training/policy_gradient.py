@@ -178,11 +178,7 @@ class PolicyGradientTrainer:
         row: dict[str, Any] = {"iteration": 0, **self._warm_up()}
         if len(row) > 1:
             row["time/warmup_s"] = time.perf_counter() - began
-        if self.rule.evaluate_every:
-            began = time.perf_counter()
-            row |= self.test(-1)
-            row["time/test_s"] = time.perf_counter() - began
-        return row
+        return row | self.test(-1) if self.rule.evaluate_every else row
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
         """Play, learn, test if due; return the row of metrics."""
@@ -213,10 +209,8 @@ class PolicyGradientTrainer:
                 rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues, played.version
             )
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
-            began = time.perf_counter()
             row |= self.test(iteration)
             self._write_transcripts("", played.version, scenario, tasks, dialogues, iteration)
-            seconds["test"] = time.perf_counter() - began
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
@@ -369,8 +363,7 @@ class PolicyGradientTrainer:
             for group in self._learners():
                 self.models[group].set_state(found.tensors[group])
             self._bills.set_state(found.state["tokens"])
-            losses |= found.state.get("losses", {})
-            first = found.iteration
+            first, losses = found.iteration, losses | found.state.get("losses", {})
         elif rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
             learning = {group: self.groups[group] for group in losses}
@@ -378,16 +371,21 @@ class PolicyGradientTrainer:
             for group, examples in batches.items():
                 losses[group] += [self._supervised(group, some) for some in examples]
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
+
+        def save(step: int) -> None:
+            tensors = {group: self.models[group].state() for group in losses}
+            saves.save(step, tensors, {"tokens": self._bills.state(self._playing.uncounted()), "losses": losses})
+
         for step in range(first, rule.warmup_steps):
             if saves.due():
-                tensors = {group: self.models[group].state() for group in self._learners()}
-                spent = self._bills.state(self._playing.uncounted())
-                saves.save(step, tensors, {"tokens": spent, "losses": losses})
-            for group in self._learners():
+                save(step)
+            for group in losses:
                 if own := scenario_examples(scenarios, self.groups[group], rule, step, self.config.seed):
                     losses[group].append(self._supervised(group, own, 1 - step / rule.warmup_steps))
             if self.progress is not None:
                 self.progress(step + 1, rule.warmup_steps)
+        if rule.evaluate_every and any(losses.values()):  # the first test may take long
+            save(rule.warmup_steps)
         for group in self._learners():
             model = self.models[group]
             if model.steps:
@@ -418,6 +416,7 @@ class PolicyGradientTrainer:
 
         iteration: the last finished one (from 0; -1: before the first), whose test rollouts are written.
         """
+        began = time.perf_counter()
         tasks = self._drawn(
             test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
         )
@@ -434,6 +433,7 @@ class PolicyGradientTrainer:
             **cut,
             **{f"eval_sampled/{name}": value for name, value in sampled.items()},
             **{f"eval/{name}": value for name, value in exact.items()},
+            "time/test_s": time.perf_counter() - began,
         }
 
     def probabilities(self, agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:

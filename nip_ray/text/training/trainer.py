@@ -474,7 +474,7 @@ def train(
                 trainer.progress = show
                 trainer.run_stage()
                 if trainer.state.iteration > before or stage == "warm-up":
-                    report(trainer.state.iteration, next(iter(folder.metrics()[-1:]), {}))
+                    report(trainer.state.iteration, folder.figures())
         say_stage("evaluation", quiet)
         return finish(folder, trainer)
     finally:
@@ -497,13 +497,14 @@ def begin(
     Redactor(
         [name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]
     ).install()
+    first = learns_from_tokens(config) and state.stage == "format_warmup"
     about = RunInfo(
         folder.path,
         run_id(folder, config.name, config.seed),
         config.name,
         config.model_dump(mode="json"),
         group,
-        resumed_from=num_measured(state),
+        resumed_from=-1 if first else num_measured(state),
     )
     if learns_from_tokens(config):
         from nip_ray.text.training.policy_gradient import PolicyGradientTrainer

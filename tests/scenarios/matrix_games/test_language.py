@@ -162,7 +162,7 @@ def test_an_evaluation_holds_the_exact_metrics_of_the_last_test(tmp_path: Path) 
     changes += ["algorithm.format_warmup=4", "algorithm.warmup_batch_size=4"]
     made = load_config(Path(__file__).resolve().parents[3] / "tune_configs" / "pg_kuhn_poker.yaml", changes)
     run_experiment(made, tmp_path / "run", quiet=True)
-    (row,) = RunFolder.open(tmp_path / "run").metrics()
+    row = RunFolder.open(tmp_path / "run").metrics()[-1]
     found = evaluate_run(tmp_path / "run", quiet=True)
     exact = {key: value for key, value in row.items() if key.startswith("eval/")}
     assert "eval/exploitability" in exact

@@ -157,7 +157,7 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
             stale(staleness, 12, monkeypatch, rollouts_per_iteration=4, num_test_items=1), tmp_path / str(staleness)
         )
         with RunFolder.open(tmp_path / str(staleness)) as folder:
-            taken.append(sum(row["time/play_s"] + row["time/learn_s"] for row in folder.metrics()))
+            taken.append(sum(row["time/play_s"] + row["time/learn_s"] for row in folder.metrics()[1:]))
     assert taken[1] < 0.6 * taken[0], taken
 
 

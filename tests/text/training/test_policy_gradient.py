@@ -439,7 +439,16 @@ def test_an_interrupted_warm_up_continues(
     last = -1
     resume_experiment(tmp_path / "damaged")
     assert "the warm-up begins again" in capsys.readouterr().err
-    for one in ("halves", "damaged"):
+    steps.clear()
+    last = 1_000_000
+    with monkeypatch.context() as broken:
+        broken.setattr(PolicyGradientTrainer, "test", lambda self, iteration: [][0])
+        with pytest.raises(IndexError):
+            run_experiment(config, tmp_path / "tested")
+    steps.clear()
+    resume_experiment(tmp_path / "tested")
+    assert not steps, "they are saved before the first test"
+    for one in ("halves", "damaged", "tested"):
         assert not (tmp_path / one / "warm_up").exists()
         assert rows(tmp_path / one) == rows(tmp_path / "whole")
         assert weights(tmp_path / one) == weights(tmp_path / "whole")
