@@ -94,7 +94,7 @@ def test_the_page_says_who_wins(peers: Any, tmp_path: Path, monkeypatch: pytest.
     assert "**nip_ray wins**, time to the bar, times: B1 Other 2 (2 to 2; 3 pairs)." in verdict
     assert "B6 Absent" in verdict
     assert "| Other (peer 1.0) | 101 | 201 | 1.99 (1.98 to 2.00) | 2 (2 to 2) | 1 (1 to 1) |" in text
-    assert "| JaxMARL (peer 1.0) | 1,001 | 201 |" in text
+    assert "| JaxMARL (peer 1.0) | 1,000 | 201 |" in text
     assert "none of 3" in text
     made.write_page(peers.recorded(record), [one.name for one in cells])
     assert page.read_text().count("| Other (peer 1.0)") == 1, "written anew, not added"
