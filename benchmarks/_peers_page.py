@@ -20,7 +20,7 @@ LINES = ("B1", "B4")
 BARS = {"B1": ".99", "B3": ".95", "B4": ".99 in every seed", "B6": "475"}
 WHY = {
     "CFR": "it visits every history of the game in each iteration, in C++, and draws no samples",
-    "DQN": "with the same settings and loss, but orthogonal first weights with ours; the cause was not sought",
+    "DQN": "with the same settings and loss; ours begins with orthogonal weights, and with torch's it is undecided",
     "JaxMARL": "XLA compiles all eight seeds into one program, where ours starts some 310 kernels in a gradient step;"
     " its user writes the game again in JAX",
 }
