@@ -273,12 +273,13 @@ def test_mlflow_has_figures_with_steps_parameters_tags_and_files(tmp_path: Path)
 @pytest.mark.slow
 def test_mlflow_goes_on_with_the_same_run_and_has_every_step_once(tmp_path: Path) -> None:
     folder, store = run_folder(tmp_path / "run"), tmp_path / "store"
-    assert track(folder, mlflow_settings(store), [row(1), row(2), row(3), ["finish", True]]).returncode == 0
+    begun = track(folder, mlflow_settings(store), [*map(row, range(4)), ["finish", True]], resumed_from=-1)
+    assert begun.returncode == 0, begun.stderr
     done = track(folder, mlflow_settings(store), [row(3), row(4), ["finish", False]], resumed_from=2)
     assert done.returncode == 0, done.stderr
     (run,) = mlflow_says(store)
     assert run["status"] == "FINISHED"
-    assert run["metrics"]["train/verifier/accuracy"] == [[step, step / 8] for step in range(1, 5)]
+    assert run["metrics"]["train/verifier/accuracy"] == [[step, step / 8] for step in range(5)]
     assert run["params"] == {
         key: str(json.dumps(value) if isinstance(value, list) else value) for key, value in flat(CONFIG).items()
     }

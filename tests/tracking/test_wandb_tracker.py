@@ -138,18 +138,19 @@ def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once
     failed = track(
         folder,
         SETTINGS,
-        [row(1), row(2), row(3), *files_news(folder), ["finish", True]],
+        [*map(row, range(4)), *files_news(folder), ["finish", True]],
+        resumed_from=-1,
         environment=environment(home, service),
     )
     assert (failed.returncode, failed.stdout, failed.stderr) == (0, "", "")
-    assert service.runs[RUN].steps() == [1, 2, 3]
+    assert service.runs[RUN].steps() == [0, 1, 2, 3]
     assert service.runs[RUN].exit_code == 1
     resumed = track(
         folder, SETTINGS, [row(3), row(4), ["finish", False]], resumed_from=2, environment=environment(home, service)
     )
     assert (resumed.returncode, resumed.stderr) == (0, "")
     assert list(service.runs) == [RUN]
-    assert service.runs[RUN].steps() == [1, 2, 3, 4]
+    assert service.runs[RUN].steps() == [0, 1, 2, 3, 4]
     assert service.runs[RUN].exit_code == 0
     assert [stored.version for stored in service.artifacts if stored.kind == "config"] == [0]
     assert service.content(f"checkpoint-{RUN}:iteration-2")["checkpoints/000002/manifest.json"] == b'{"iteration": 2}'
