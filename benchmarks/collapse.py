@@ -15,7 +15,7 @@ from typing import Any
 
 from _collapse_page import AFTER, BEFORE, write_page
 from _common import ROOT, machine
-from detectors import parser_of, recorded, shipped, trained_in, write
+from detectors import is_recorded, parser_of, recorded, shipped, trained_in, write
 from protocol_table import laid_over
 
 RECORD = ROOT / "benchmarks" / "collapse.json"
@@ -50,8 +50,7 @@ def main() -> None:
         for game in options.games:
             for arm in options.arms:
                 key = {"game": game, "arm": arm, "seed": seed}
-                rows = recorded(options.record)
-                if any(key.items() <= row.items() for row in rows):
+                if is_recorded(options.record, key):
                     continue
                 folder = run_folder(options.out, game, arm, seed)
                 data = config_of(game, arm) | {"seed": seed}
@@ -64,7 +63,7 @@ def main() -> None:
                     for one in metrics
                     if one["iteration"] and DISTANCE[game] in one
                 ]
-                rows = [*rows, {**key, "tests": tests}]
+                rows = [*recorded(options.record), {**key, "tests": tests}]
                 write(
                     options.record, sorted(rows, key=lambda one: (one["game"], [*ARMS].index(one["arm"]), one["seed"]))
                 )

@@ -89,7 +89,7 @@ def main() -> None:
                 if task == "bisection" and seed in WITHOUT_BISECTION:
                     continue
                 key = {"task": task, "condition": condition, "seed": seed}
-                if not any(key.items() <= row.items() for row in recorded(options.record)):
+                if not is_recorded(options.record, key):
                     row = {**key, **made(task, condition, seed, options.out.resolve())}
                     keep(options.record, row)
                     last = row["tests"][-1]
@@ -109,6 +109,11 @@ def parser_of(description: str | None, seeds: Sequence[int], record: Path) -> ar
 def recorded(path: Path) -> list[dict[str, Any]]:
     """The finished runs so far."""
     return json.loads(path.read_text()) if path.exists() else []
+
+
+def is_recorded(path: Path, key: Mapping[str, Any]) -> bool:
+    """True if the run with these values is finished."""
+    return any(key.items() <= row.items() for row in recorded(path))
 
 
 def keep(path: Path, row: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from _common import ROOT, machine
 from _gap_page import write_page
-from detectors import last_test, parser_of, recorded, shipped, trained_in, write
+from detectors import is_recorded, last_test, parser_of, recorded, shipped, trained_in, write
 from protocol_table import laid_over
 
 RECORD = ROOT / "benchmarks" / "gap.json"
@@ -36,14 +36,16 @@ def main() -> None:
         for prover in DEPTHS:
             for verifier in DEPTHS:
                 key = {"prover": prover, "verifier": verifier, "seed": seed}
-                rows = recorded(options.record)
-                if any(key.items() <= row.items() for row in rows):
+                if is_recorded(options.record, key):
                     continue
                 folder = options.out.resolve() / f"gap-{prover}-{verifier}-{seed}"
                 trained_in(folder, config_of(prover, verifier) | {"seed": seed})
                 found = last_test(folder)
                 row = {**key, **{name: round(found[name], 5) for name in KEYS}}
-                write(options.record, sorted([*rows, row], key=lambda one: [one[name] for name in key]))
+                write(
+                    options.record,
+                    sorted([*recorded(options.record), row], key=lambda one: [one[name] for name in key]),
+                )
                 print(json.dumps(row), flush=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from _common import ROOT, machine, put_between
-from detectors import parser_of, recorded, trained_in, write
+from detectors import is_recorded, parser_of, recorded, trained_in, write
 from protocol_table import laid_over
 
 from nip_ray.evaluation.intervals import proportion
@@ -63,7 +63,8 @@ def main() -> None:
     print(machine(), flush=True)
     for seed in options.seeds:
         for arm in options.arms:
-            if any((row["arm"], row["seed"]) == (arm, seed) for row in recorded(options.record)):
+            key = {"arm": arm, "seed": seed}
+            if is_recorded(options.record, key):
                 continue
             folder = options.out.resolve() / f"self-proving-{arm.replace(',', '').replace(' ', '_')}-{seed}"
             whole = not folder.exists()
@@ -71,8 +72,7 @@ def main() -> None:
             tested = JUDGEMENT if arm == JUDGED else ACCEPTED
             spent = (sum(row.get(f"time/{part}_s", 0) for part in ("warmup", "play", "learn")) for row in metrics)
             row = {
-                "arm": arm,
-                "seed": seed,
+                **key,
                 "tests": [{name: round(metrics[at][key], 5) for name, key in tested.items()} for at in (0, -1)],
                 "minutes": round(sum(spent) / 60, 1) if whole else None,
             }
