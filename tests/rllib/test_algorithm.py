@@ -45,12 +45,12 @@ def test_a_remote_env_runner_gives_the_numbers_of_a_local_one(ray_session: None)
             rows[-1].append(row)
         found.append(weights(algorithm))
         algorithm.stop()
-    assert distance(*found) <= 1e-6
+    assert distance(*found) <= FLOAT_SUMS
     for local, remote in zip(*rows, strict=True):
-        assert local == pytest.approx(remote, rel=1e-4, abs=1e-6)
+        assert local == pytest.approx(remote, rel=1e-3, abs=1e-5)
     assert met[:3] == met[3:]
     assert len(met[2]) == 2
-    assert moved(experiment(dict(name="nip")), found[0]) > 1e-3
+    assert moved(experiment(dict(name="nip")), found[0]) > 30 * FLOAT_SUMS
 
 
 PSPG = dict(name="stackelberg", variant="pspg")
