@@ -89,5 +89,5 @@ def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key}, but {rule.name} weighs what agents did, leave it out or use ppo or reinforce"
     if config.protocol.name in PROTOCOLS and playing(config) is not None and without_verifier(config):
         yield f"{key}, but {config.protocol.name} has no verdicts, leave it out"
-    elif rule.verdict_gradient == "label" and config.protocol.force_guess is not None:
+    elif config.protocol.force_guess is not None:
         yield f"{key}, but protocol.force_guess decides instead of the verifier, leave one of them out"

@@ -223,6 +223,11 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "score of the verdict",
     ),
     (learning("ppo", verdict_gradient="label") | FORCED, "algorithm.verdict_gradient", "protocol.force_guess decides"),
+    (
+        learning("ppo", verdict_gradient="expected") | FORCED,
+        "algorithm.verdict_gradient",
+        "protocol.force_guess decides",
+    ),
     (learning("stackelberg", verdict_gradient="expected"), "algorithm.verdict_gradient", "use ppo or reinforce"),
     (KUHN | learning("ppo", verdict_gradient="label"), "algorithm.verdict_gradient", "kuhn_poker has no verdicts"),
     # first weights

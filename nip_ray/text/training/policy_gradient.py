@@ -61,7 +61,7 @@ from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.warm_up import WarmUpSaves, format_batches, scenario_examples
+from nip_ray.text.training.warm_up import Example, WarmUpSaves, format_batches, scenario_examples
 from nip_ray.text.written_models import write_models
 from nip_ray.tracking import Tracker
 
@@ -359,33 +359,33 @@ class PolicyGradientTrainer:
         save of an interrupted one. Returns for each group the mean loss of the last tenth of its steps."""
         rule, first, saves = self.rule, 0, self._warm_up_saves
         losses: dict[str, list[float]] = {group: [] for group in self._learners()}
+        form = format_batches(self.scenario, self.items["train"], self.groups, rule, self.config.seed)
+        begins = max((len(form[group]) for group in losses), default=0)  # the second part
         if (found := saves.newest()) is not None:
             for group in self._learners():
                 self.models[group].set_state(found.tensors[group])
             self._bills.set_state(found.state["tokens"])
-            first, losses = found.iteration, losses | found.state.get("losses", {})
-        elif rule.format_warmup:
-            tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
-            learning = {group: self.groups[group] for group in losses}
-            batches = format_batches(self.scenario, tasks, learning, rule.warmup_batch_size, self.config.seed)
-            for group, examples in batches.items():
-                losses[group] += [self._supervised(group, some) for some in examples]
+            first, losses = found.iteration, losses | found.state["losses"]
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
 
         def save(step: int) -> None:
             tensors = {group: self.models[group].state() for group in losses}
             saves.save(step, tensors, {"tokens": self._bills.state(self._playing.uncounted()), "losses": losses})
 
-        for step in range(first, rule.warmup_steps):
+        for step in range(first, begins + rule.warmup_steps):
             if saves.due():
                 save(step)
+            left = 1 - max(step - begins, 0) / max(rule.warmup_steps, 1)
             for group in losses:
-                if own := scenario_examples(scenarios, self.groups[group], rule, step, self.config.seed):
-                    losses[group].append(self._supervised(group, own, 1 - step / rule.warmup_steps))
+                own = form[group][step] if step < len(form[group]) else []
+                if step >= begins:
+                    own = scenario_examples(scenarios, self.groups[group], rule, step - begins, self.config.seed)
+                if own:
+                    losses[group].append(self._supervised(group, own, left))
             if self.progress is not None:
-                self.progress(step + 1, rule.warmup_steps)
+                self.progress(step + 1, begins + rule.warmup_steps)
         if rule.evaluate_every and any(losses.values()):  # the first test may take long
-            save(rule.warmup_steps)
+            save(begins + rule.warmup_steps)
         for group in self._learners():
             model = self.models[group]
             if model.steps:
@@ -400,7 +400,7 @@ class PolicyGradientTrainer:
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
 
-    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]], left: float = 1.0) -> float:
+    def _supervised(self, group: str, examples: Sequence[Example], left: float) -> float:
         model = self.models[group]
         turns = [Turn(*model.chat.example(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))

@@ -15,7 +15,7 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.storage.checkpoint import AllDamaged, Checkpoint, has_checkpoint, load_checkpoint, save_checkpoint
 from nip_ray.storage.folder import WARM_UP
-from nip_ray.text.dialogues.runner import Task, training_tasks
+from nip_ray.text.dialogues.runner import training_tasks
 
 SAVED_EVERY_S = 300
 
@@ -24,9 +24,15 @@ Example = tuple[Chat, str]
 
 
 def format_batches(
-    scenario: LanguageScenario, tasks: Sequence[Task], groups: Mapping[str, Sequence[str]], size: int, seed: int
+    scenario: LanguageScenario,
+    items: Sequence[Any],
+    groups: Mapping[str, Sequence[str]],
+    rule: TokenTrainingSettings,
+    seed: int,
 ) -> dict[str, list[list[Example]]]:
-    """Group -> batches of all turns of its agents in dialogues of random replies of the right form, shuffled."""
+    """Group -> batches of all turns of its agents in `rule.format_warmup` dialogues of random replies of the right
+    form, shuffled."""
+    tasks, size = training_tasks(items, seed, 0, rule.format_warmup), rule.warmup_batch_size
     found: dict[str, list[Example]] = {agent: [] for agent in scenario.protocol.agents}
 
     def answer(asked: list[Question]) -> list[Answer]:
@@ -66,7 +72,7 @@ def scenario_examples(
 
 
 class WarmUpSaves:
-    """The checkpoints of an unfinished warm-up, whose numbers are steps of its second part."""
+    """The checkpoints of an unfinished warm-up, whose numbers are steps of both parts."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._folder, self._run_id, self._saved = run_dir / WARM_UP, run_id, time.monotonic()

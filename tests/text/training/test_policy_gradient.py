@@ -426,10 +426,20 @@ def test_an_interrupted_warm_up_continues(
     steps.clear()
     with pytest.raises(KeyboardInterrupt):
         run_experiment(config, tmp_path / "halves")
-    assert (tmp_path / "halves" / "warm_up" / "000004").is_dir()
+    assert (tmp_path / "halves" / "warm_up" / "000006").is_dir()
     steps.clear()
     resume_experiment(tmp_path / "halves")
     assert len(steps) == 6
+    ended = rows(tmp_path / "whole")
+    steps.clear()
+    last = 4  # in the second of the steps on the form
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(config, tmp_path / "form")
+    assert (tmp_path / "form" / "warm_up" / "000001").is_dir()
+    last = 1_000_000
+    resume_experiment(tmp_path / "form")
+    for folder in ("halves", "form"):
+        assert rows(tmp_path / folder) == ended
     steps.clear()
     last = 5
     with pytest.raises(KeyboardInterrupt):
