@@ -1,6 +1,8 @@
-"""The analysis of `gap.json` by the plan in plans.md: the generated parts of docs/gap.md, and its plot."""
+"""The analysis of `gap.json` by the plan in plans.md: the generated parts of docs/gap.md, and its plots."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -21,13 +23,33 @@ Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
 
 
-def cube(rows: Sequence[Row], name: str) -> tuple[Array, list[int]]:
-    """(S, V, P) values by seed, verifier's depth and prover's, of seeds with all cells; and those seeds."""
-    depths = sorted({row["prover"] for row in rows})
-    seeds = sorted({row["seed"] for row in rows})
-    value = {(row["seed"], row["verifier"], row["prover"]): row[name] for row in rows}
-    whole = [seed for seed in seeds if all((seed, v, p) in value for v in depths for p in depths)]
-    return np.array([[[value[seed, v, p] for p in depths] for v in depths] for seed in whole]), whole
+@dataclass(frozen=True)
+class Grid:
+    """The cells of one strength. levels_V, levels_P: of verifiers and of provers."""
+
+    rows: Sequence[Row]
+    strength: str
+    levels_V: list[int]
+    levels_P: list[int]
+    seeds: list[int]
+
+    def values(self, name: str) -> Array:
+        """(S, V, P)."""
+        value = {(row["seed"], row["verifier"], row["prover"]): row[name] for row in self.rows}
+        return np.array([[[value[seed, v, p] for p in self.levels_P] for v in self.levels_V] for seed in self.seeds])
+
+
+def grids(rows: Sequence[Row]) -> list[Grid]:
+    """Those with a seed that has all cells, and only such seeds."""
+    found = []
+    for strength in dict.fromkeys(row["strength"] for row in rows):
+        own = [row for row in rows if row["strength"] == strength]
+        levels_V, levels_P, seeds = (sorted({row[name] for row in own}) for name in ("verifier", "prover", "seed"))
+        made = Counter(row["seed"] for row in own)
+        whole = [seed for seed in seeds if made[seed] == len(levels_V) * len(levels_P)]
+        if whole:
+            found.append(Grid(own, strength, levels_V, levels_P, whole))
+    return found
 
 
 def elo(win_VP: Array, seen_VP: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -77,39 +99,44 @@ def _log_loss(win: Array, chance: Array) -> Array:
 
 
 def write_page(rows: Sequence[Row]) -> None:
-    """Write the tables and draw the plot."""
+    """Write the tables and draw the plots."""
     text = PAGE.read_text()
-    for name, made in {"maps": _maps(rows), "curves": _curves(rows), "left out": _left_out(rows)}.items():
-        text = put_between(text, BEGIN.format(name), END.format(name), made)
+    for grid in grids(rows):
+        for name, made in {"maps": _maps(grid), "curves": _curves(grid), "left out": _left_out(grid)}.items():
+            marks = f"{grid.strength}, {name}"
+            text = put_between(text, BEGIN.format(marks), END.format(marks), made)
+        _draw(grid)
     PAGE.write_text(text)
-    _draw(rows)
 
 
-def _maps(rows: Sequence[Row]) -> str:
+def _maps(grid: Grid) -> str:
     lines = []
     for name, title in (("accuracy", "Held-out accuracy"), ("exact", "Exact soundness error")):
-        value_SVP, seeds = cube(rows, name)
-        depths = range(1, value_SVP.shape[1] + 1)
-        lines += [f"{title}: the mean over {len(seeds)} seeds, and their minimum and maximum.", ""]
-        lines += ["| verifier's layers | " + " | ".join(f"prover {p}" for p in depths) + " |"]
-        lines += ["|---" * (len(depths) + 1) + "|"]
-        for v in depths:
-            cells = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in value_SVP[:, v - 1].T]
-            lines.append(f"| {v} | " + " | ".join(cells) + " |")
+        value_SVP = grid.values(name)
+        lines += [f"{title}: the mean over {len(grid.seeds)} seeds, and their minimum and maximum.", ""]
+        lines += [f"| verifier's {grid.strength} | " + " | ".join(f"prover {p}" for p in grid.levels_P) + " |"]
+        lines += ["|---" * (len(grid.levels_P) + 1) + "|"]
+        for level, value_SP in zip(grid.levels_V, value_SVP.transpose(1, 0, 2), strict=True):
+            cells = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in value_SP.T]
+            lines.append(f"| {level} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines[:-1])
 
 
-def _curves(rows: Sequence[Row]) -> str:
-    error_SVP, _ = cube(rows, "realised")
-    win_SVP, depth_N = 1 - error_SVP, np.log2(np.arange(1, error_SVP.shape[1] + 1))
+def _curves(grid: Grid) -> str:
+    win_SVP = 1 - grid.values("realised")
+    levels = [np.log2(np.array(some, float)) for some in (grid.levels_V, grid.levels_P)]
     whole = np.ones(win_SVP.shape[1:], bool)
     draws, found = np.random.default_rng(0), []
     for resample in range(RESAMPLES):
         seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
-        found.append([plateaus(depth_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole)])
+        strengths = elo(win_SVP[seeds].mean(0), whole)
+        found.append([plateaus(x_N, POINTS * y_N) for x_N, y_N in zip(levels, strengths, strict=True)])
     found_RAK = np.array(found)
-    lines = ["| Elo of | plateau until, layers | plateau from, layers | points per doubling |", "|---" * 4 + "|"]
+    lines = [
+        f"| Elo of | plateau until, {grid.strength} | plateau from, {grid.strength} | points per doubling |",
+        "|---" * 4 + "|",
+    ]
     for agent, name in enumerate(("verifiers", "provers")):
         low, high = np.quantile(found_RAK[:, agent], (0.025, 0.975), axis=0)
         values = (2 ** found_RAK[0, agent, :2], 2 ** low[:2], 2 ** high[:2])
@@ -118,25 +145,24 @@ def _curves(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _left_out(rows: Sequence[Row]) -> str:
-    error_SVP, _ = cube(rows, "realised")
-    win_VP = 1 - error_SVP.mean(0)
+def _left_out(grid: Grid) -> str:
+    win_VP = 1 - grid.values("realised").mean(0)
     lines = []
-    for least in (1, 2):  # the second is not in the plan
-        by_elo, by_mean = left_out(win_VP[least - 1 :])
+    for least in range(2 if grid.strength == "layers" else 1):  # judges of two layers and more: not in the plan
+        by_elo, by_mean = left_out(win_VP[least:])
         gain_C = (by_elo - by_mean).ravel()
         draws = np.random.default_rng(0)
         means = [draws.choice(gain_C, len(gain_C)).mean() for _ in range(10 * RESAMPLES)]
         low, high = np.quantile(means, (0.025, 0.975))
         lines.append(
-            f"| {least} to {len(win_VP)} | {len(gain_C)} | {by_elo.mean():.3f} | {by_mean.mean():.3f} |"
-            f" {gain_C.mean():.3f} ({low:.3f} to {high:.3f}) |"
+            f"| {grid.levels_V[least]} to {grid.levels_V[-1]} | {len(gain_C)} | {by_elo.mean():.3f} |"
+            f" {by_mean.mean():.3f} | {gain_C.mean():.3f} ({low:.3f} to {high:.3f}) |"
         )
-    titles = "| verifier's layers | cells | log loss of Elo | of the mean of the rest | difference |"
+    titles = f"| verifier's {grid.strength} | cells | log loss of Elo | of the mean of the rest | difference |"
     return "\n".join([titles, "|---" * 5 + "|", *lines])
 
 
-def _draw(rows: Sequence[Row]) -> None:
+def _draw(grid: Grid) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,12 +173,13 @@ def _draw(rows: Sequence[Row]) -> None:
         for axes, (name, title) in zip(
             axes_A, (("accuracy", "held-out accuracy"), ("exact", "exact soundness error")), strict=True
         ):
-            value_VP = cube(rows, name)[0].mean(0)
-            ends = (0.5, len(value_VP) + 0.5)
-            shown = axes.imshow(value_VP, origin="lower", extent=(*ends, *ends), aspect="auto", cmap="viridis")
+            value_VP = grid.values(name).mean(0)
+            shown = axes.imshow(value_VP, origin="lower", aspect="auto", cmap="viridis")
             for (v, p), value in np.ndenumerate(value_VP):
-                axes.text(p + 1, v + 1, f"{value:.2f}", ha="center", va="center", fontsize=7, color="w")
-            axes.set(title=title, xlabel="prover's layers", ylabel="verifier's layers")
+                axes.text(p, v, f"{value:.2f}", ha="center", va="center", fontsize=7, color="w")
+            axes.set_xticks(range(len(grid.levels_P)), grid.levels_P)
+            axes.set_yticks(range(len(grid.levels_V)), grid.levels_V)
+            axes.set(title=title, xlabel=f"prover's {grid.strength}", ylabel=f"verifier's {grid.strength}")
             figure.colorbar(shown, ax=axes)
-        figure.savefig(ROOT / "docs" / "gap.svg", metadata={"Date": None})
+        figure.savefig(ROOT / "docs" / f"gap-{grid.strength}.svg", metadata={"Date": None})
         pyplot.close(figure)

@@ -59,7 +59,7 @@ def main() -> None:
                     data = laid_over(data, {"scenario": {"agents": {"_default": {"model": str(model)}}}})
                 metrics = trained_in(folder, data)
                 tests = [
-                    [int(one["iteration"]), round(one[DISTANCE[game]], 4)]
+                    [int(one["iteration"]), round(one[DISTANCE[game]], 4) + 0.0]
                     for one in metrics
                     if one["iteration"] and DISTANCE[game] in one
                 ]

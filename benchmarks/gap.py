@@ -1,7 +1,7 @@
 """The law of the gap: exact soundness by the depths of prover and verifier, by the plan in `benchmarks/plans.md`.
 
     python benchmarks/gap.py --out runs              # what benchmarks/gap.json lacks: 36 cells x 3 seeds
-    python benchmarks/gap.py --page                  # docs/gap.md and its plot
+    python benchmarks/gap.py --page                  # docs/gap.md and its plots
 
 Each cell is quickstart.yaml with other depths, 512 copies and 60 iterations. A finished run is not made again, and an
 interrupted command continues with the unfinished runs. In a game of Elo a verifier meets a prover on a false claim and
@@ -35,7 +35,7 @@ def main() -> None:
     for seed in options.seeds:
         for prover in DEPTHS:
             for verifier in DEPTHS:
-                key = {"prover": prover, "verifier": verifier, "seed": seed}
+                key = {"strength": "layers", "prover": prover, "verifier": verifier, "seed": seed}
                 if is_recorded(options.record, key):
                     continue
                 folder = options.out.resolve() / f"gap-{prover}-{verifier}-{seed}"
