@@ -1,7 +1,7 @@
 """The message game of two secrets in words, between language models: a plugin of `benchmarks/collapse.py`.
 
 The prover sees a coin and says one of two words that mean nothing yet; the verifier decides whether the coin shows
-heads. Both are paid if it is right. The exact metric is the probability that it is not.
+heads. Both are paid if it is right. The exact metric is the probability that it is not, or that a reply is unusable.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@
     python benchmarks/collapse.py --page                  # docs/collapse.md and its plot
 
 Kuhn poker in words, and a message game of two secrets (`_message_words.py`), between models of some 17,000 parameters
-that learn by policy gradient without a KL term. An exact distance at every test: exploitability, or the probability of
-a wrong verdict. A finished run is not made again, and an interrupted command continues with the unfinished runs.
+that learn by policy gradient. An exact distance at every test: exploitability, or the probability of a wrong verdict or
+an unusable reply. A finished run is not made again, and an interrupted command continues with the unfinished runs.
 """
 
 import json
