@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def configs() -> Iterator[tuple[str, dict[str, Any]]]:
-    collapse, proving = importlib.import_module("collapse"), importlib.import_module("self_proving")
+    collapse, gap, proving = (importlib.import_module(name) for name in ("collapse", "gap", "self_proving"))
+    for strength, levels in gap.LEVELS.items():
+        yield f"gap, {strength}", gap.config_of(strength, levels[0], levels[-1])
     for game in collapse.DISTANCE:
         for arm in collapse.ARMS:
             yield f"collapse, {game}, {arm}", collapse.config_of(game, arm)
@@ -32,7 +34,7 @@ def test_long_benchmarks_have_valid_configs(tmp_path: Path, monkeypatch: pytest.
         for name in set(sys.modules) - before:
             if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == ROOT / "benchmarks":
                 del sys.modules[name]
-    assert len(found) == 19
+    assert len(found) == 21
     for name, data in found.items():
         file = tmp_path / "config.yaml"
         file.write_text(yaml.safe_dump(data))
