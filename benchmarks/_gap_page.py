@@ -16,6 +16,8 @@ POINTS = 400 / np.log(10)
 """Points of Elo per unit of log odds."""
 PRIOR = 0.01
 """Weight of a drawn game added to each pair, against one game by the win rate."""
+LEVELS = {"layers": (1, 2, 3, 4, 5, 6), "width": (8, 16, 32, 64)}
+"""Strength -> its levels, of either side."""
 FOLDS = 4
 RESAMPLES = 500
 
@@ -42,13 +44,11 @@ class Grid:
 def grids(rows: Sequence[Row]) -> list[Grid]:
     """Those with a seed that has all cells, and only such seeds."""
     found = []
-    for strength in dict.fromkeys(row["strength"] for row in rows):
+    for strength, levels in LEVELS.items():
         own = [row for row in rows if row["strength"] == strength]
-        levels_V, levels_P, seeds = (sorted({row[name] for row in own}) for name in ("verifier", "prover", "seed"))
         made = Counter(row["seed"] for row in own)
-        whole = [seed for seed in seeds if made[seed] == len(levels_V) * len(levels_P)]
-        if whole:
-            found.append(Grid(own, strength, levels_V, levels_P, whole))
+        if whole := sorted(seed for seed, count in made.items() if count == len(levels) ** 2):
+            found.append(Grid(own, strength, [*levels], [*levels], whole))
     return found
 
 

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 from _common import ROOT, machine
-from _gap_page import write_page
+from _gap_page import LEVELS, write_page
 from detectors import is_recorded, last_test, parser_of, recorded, shipped, trained_in, write
 from protocol_table import laid_over
 
 RECORD = ROOT / "benchmarks" / "gap.json"
-LEVELS = {"layers": (1, 2, 3, 4, 5, 6), "width": (8, 16, 32, 64)}
-"""Strength -> its levels, of either side."""
 SEEDS = (500, 501, 502)
 ITERATIONS, COPIES = 60, 512
 STARTS, ENDS = 200, 300
