@@ -56,7 +56,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{abs(value):.3f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def _draw(rows: Sequence[Row]) -> None:

@@ -27,28 +27,31 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of one strength. levels_V, levels_P: of verifiers and of provers."""
+    """The cells of one strength. seeds: those with all of them."""
 
     rows: Sequence[Row]
     strength: str
-    levels_V: list[int]
-    levels_P: list[int]
     seeds: list[int]
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Of either side."""
+        return LEVELS[self.strength]
 
     def values(self, name: str) -> Array:
         """(S, V, P)."""
         value = {(row["seed"], row["verifier"], row["prover"]): row[name] for row in self.rows}
-        return np.array([[[value[seed, v, p] for p in self.levels_P] for v in self.levels_V] for seed in self.seeds])
+        return np.array([[[value[seed, v, p] for p in self.levels] for v in self.levels] for seed in self.seeds])
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """Those with a seed that has all cells, and only such seeds."""
+    """Those with a seed that has all cells."""
     found = []
     for strength, levels in LEVELS.items():
         own = [row for row in rows if row["strength"] == strength]
         made = Counter(row["seed"] for row in own)
         if whole := sorted(seed for seed, count in made.items() if count == len(levels) ** 2):
-            found.append(Grid(own, strength, [*levels], [*levels], whole))
+            found.append(Grid(own, strength, whole))
     return found
 
 
@@ -114,9 +117,9 @@ def _maps(grid: Grid) -> str:
     for name, title in (("accuracy", "Held-out accuracy"), ("exact", "Exact soundness error")):
         value_SVP = grid.values(name)
         lines += [f"{title}: the mean over {len(grid.seeds)} seeds, and their minimum and maximum.", ""]
-        lines += [f"| verifier's {grid.strength} | " + " | ".join(f"prover {p}" for p in grid.levels_P) + " |"]
-        lines += ["|---" * (len(grid.levels_P) + 1) + "|"]
-        for level, value_SP in zip(grid.levels_V, value_SVP.transpose(1, 0, 2), strict=True):
+        lines += [f"| verifier's {grid.strength} | " + " | ".join(f"prover {p}" for p in grid.levels) + " |"]
+        lines += ["|---" * (len(grid.levels) + 1) + "|"]
+        for level, value_SP in zip(grid.levels, value_SVP.transpose(1, 0, 2), strict=True):
             cells = [f"{x.mean():.2f} ({x.min():.2f} to {x.max():.2f})" for x in value_SP.T]
             lines.append(f"| {level} | " + " | ".join(cells) + " |")
         lines.append("")
@@ -124,14 +127,12 @@ def _maps(grid: Grid) -> str:
 
 
 def _curves(grid: Grid) -> str:
-    win_SVP = 1 - grid.values("realised")
-    levels = [np.log2(np.array(some, float)) for some in (grid.levels_V, grid.levels_P)]
+    win_SVP, level_N = 1 - grid.values("realised"), np.log2(grid.levels)
     whole = np.ones(win_SVP.shape[1:], bool)
     draws, found = np.random.default_rng(0), []
     for resample in range(RESAMPLES):
         seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
-        strengths = elo(win_SVP[seeds].mean(0), whole)
-        found.append([plateaus(x_N, POINTS * y_N) for x_N, y_N in zip(levels, strengths, strict=True)])
+        found.append([plateaus(level_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole)])
     found_RAK = np.array(found)
     lines = [
         f"| Elo of | plateau until, {grid.strength} | plateau from, {grid.strength} | points per doubling |",
@@ -155,7 +156,7 @@ def _left_out(grid: Grid) -> str:
         means = [draws.choice(gain_C, len(gain_C)).mean() for _ in range(10 * RESAMPLES)]
         low, high = np.quantile(means, (0.025, 0.975))
         lines.append(
-            f"| {grid.levels_V[least]} to {grid.levels_V[-1]} | {len(gain_C)} | {by_elo.mean():.3f} |"
+            f"| {grid.levels[least]} to {grid.levels[-1]} | {len(gain_C)} | {by_elo.mean():.3f} |"
             f" {by_mean.mean():.3f} | {gain_C.mean():.3f} ({low:.3f} to {high:.3f}) |"
         )
     titles = f"| verifier's {grid.strength} | cells | log loss of Elo | of the mean of the rest | difference |"
@@ -177,8 +178,8 @@ def _draw(grid: Grid) -> None:
             shown = axes.imshow(value_VP, origin="lower", aspect="auto", cmap="viridis")
             for (v, p), value in np.ndenumerate(value_VP):
                 axes.text(p, v, f"{value:.2f}", ha="center", va="center", fontsize=7, color="w")
-            axes.set_xticks(range(len(grid.levels_P)), grid.levels_P)
-            axes.set_yticks(range(len(grid.levels_V)), grid.levels_V)
+            axes.set_xticks(range(len(grid.levels)), grid.levels)
+            axes.set_yticks(range(len(grid.levels)), grid.levels)
             axes.set(title=title, xlabel=f"prover's {grid.strength}", ylabel=f"verifier's {grid.strength}")
             figure.colorbar(shown, ax=axes)
         figure.savefig(ROOT / "docs" / f"gap-{grid.strength}.svg", metadata={"Date": None})

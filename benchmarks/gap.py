@@ -37,18 +37,20 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine(), flush=True)
     for seed in options.seeds:
-        for strength, prover, verifier in (
-            (name, *pair) for name in LEVELS for pair in product(LEVELS[name], repeat=2)
-        ):
-            key = {"strength": strength, "prover": prover, "verifier": verifier, "seed": seed}
-            if is_recorded(options.record, key):
-                continue
-            folder = options.out.resolve() / f"gap-{strength}-{prover}-{verifier}-{seed}"
-            metrics = trained_in(folder, config_of(strength, prover, verifier) | {"seed": seed})
-            found = last_test(folder) if strength == "layers" else last_dialogues(metrics)
-            row = {**key, **{name: round(found[name], 5) for name in ("accuracy", "realised", "exact")}}
-            write(options.record, sorted([*recorded(options.record), row], key=lambda one: [one[name] for name in key]))
-            print(json.dumps(row), flush=True)
+        for strength, levels in LEVELS.items():
+            for prover, verifier in product(levels, repeat=2):
+                key = {"strength": strength, "prover": prover, "verifier": verifier, "seed": seed}
+                if is_recorded(options.record, key):
+                    continue
+                folder = options.out.resolve() / f"gap-{strength}-{prover}-{verifier}-{seed}"
+                metrics = trained_in(folder, config_of(strength, prover, verifier) | {"seed": seed})
+                found = last_test(folder) if strength == "layers" else last_dialogues(metrics)
+                row = {**key, **{name: round(found[name], 5) for name in ("accuracy", "realised", "exact")}}
+                write(
+                    options.record,
+                    sorted([*recorded(options.record), row], key=lambda one: [one[name] for name in key]),
+                )
+                print(json.dumps(row), flush=True)
 
 
 def last_dialogues(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

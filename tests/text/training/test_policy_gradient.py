@@ -430,7 +430,6 @@ def test_an_interrupted_warm_up_continues(
     steps.clear()
     resume_experiment(tmp_path / "halves")
     assert len(steps) == 6
-    ended = rows(tmp_path / "whole")
     steps.clear()
     last = 4  # in the second of the steps on the form
     with pytest.raises(KeyboardInterrupt):
@@ -438,8 +437,6 @@ def test_an_interrupted_warm_up_continues(
     assert (tmp_path / "form" / "warm_up" / "000001").is_dir()
     last = 1_000_000
     resume_experiment(tmp_path / "form")
-    for folder in ("halves", "form"):
-        assert rows(tmp_path / folder) == ended
     steps.clear()
     last = 5
     with pytest.raises(KeyboardInterrupt):
@@ -458,7 +455,7 @@ def test_an_interrupted_warm_up_continues(
     steps.clear()
     resume_experiment(tmp_path / "tested")
     assert not steps, "they are saved before the first test"
-    for one in ("halves", "damaged", "tested"):
+    for one in ("halves", "form", "damaged", "tested"):
         assert not (tmp_path / one / "warm_up").exists()
         assert rows(tmp_path / one) == rows(tmp_path / "whole")
         assert weights(tmp_path / one) == weights(tmp_path / "whole")
