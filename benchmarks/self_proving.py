@@ -27,7 +27,8 @@ ITERATIONS = 50
 """Of feedback."""
 COLOURING: Mapping[str, Any] = {
     "scenario": {"task": "two_colouring", "size": 7},
-    "algorithm": {"warmup_steps": 4000},
+    "providers": {"local": {"word_model": {"hidden_size": 64}}},
+    "algorithm": {"warmup_steps": 4000, "warmup_batch_size": 32, "micro_batch_tokens": 4096},
 }
 ALONE: Mapping[str, Any] = {"scenario": {"annotated": False}}
 JUDGED = "colouring, verifier"
@@ -67,14 +68,13 @@ def main() -> None:
             if is_recorded(options.record, key):
                 continue
             folder = options.out.resolve() / f"self-proving-{arm.replace(',', '').replace(' ', '_')}-{seed}"
-            whole = not folder.exists()
             metrics = trained_in(folder, config_of(arm) | {"seed": seed})
             tested = JUDGEMENT if arm == JUDGED else ACCEPTED
             spent = (sum(row.get(f"time/{part}_s", 0) for part in ("warmup", "play", "learn")) for row in metrics)
             row = {
                 **key,
                 "tests": [{name: round(metrics[at][key], 5) for name, key in tested.items()} for at in (0, -1)],
-                "minutes": round(sum(spent) / 60, 1) if whole else None,
+                "minutes": round(sum(spent) / 60, 1),
             }
             rows = [*recorded(options.record), row]
             write(options.record, sorted(rows, key=lambda one: ([*ARMS].index(one["arm"]), one["seed"])))
@@ -102,7 +102,7 @@ def _accepted(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["arm"] != JUDGED:
             shown = " | ".join(_interval(test["accepted"]) for test in row["tests"])
-            lines.append(f"| {row['arm']} | {row['seed']} | {shown} | {_minutes(row)} |")
+            lines.append(f"| {row['arm']} | {row['seed']} | {shown} | {row['minutes']:.0f} |")
     return "\n".join(lines)
 
 
@@ -120,12 +120,8 @@ def _judged(rows: Sequence[Row]) -> str:
         for stage, test in zip(("transcripts", "feedback"), row["tests"]):
             if row["arm"] == JUDGED:
                 shown = " | ".join(f"{test[name]:.4f}" for name in JUDGEMENT)
-                lines.append(f"| {row['seed']} | {stage} | {shown} | {_minutes(row)} |")
+                lines.append(f"| {row['seed']} | {stage} | {shown} | {row['minutes']:.0f} |")
     return "\n".join(lines)
-
-
-def _minutes(row: Row) -> str:
-    return "–" if row["minutes"] is None else f"{row['minutes']:.0f}"
 
 
 if __name__ == "__main__":

@@ -63,12 +63,19 @@ Input = tuple[int, tuple[int, ...]]
 
 
 def _apart(drawn: Callable[[int], Input], num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
-    """(train, test) without an input in both. drawn: of the number in its split."""
+    """(train, test) without an input in both. drawn: of the number in its split. Raises UserError if held-out inputs
+    leave none to learn from."""
     test, train = [drawn(number) for number in range(num_test)], list[Input]()
-    held_out = set(test)
+    held_out, refused = set(test), 0
     while len(train) < num_train:
         if (one := drawn(len(train))) not in held_out:
             train.append(one)
+            refused = 0
+        elif (refused := refused + 1) == 1000:
+            raise UserError(
+                f"scenario.num_test: {num_test} inputs are all that there are of this size, expected fewer, or a larger"
+                " scenario.size"
+            )
     return train, test
 
 
@@ -159,58 +166,72 @@ def _read(words: Sequence[str], name: str) -> int | None:
 # ------------------------------------------------------------------------------------------------------- colourings
 
 VERTICES, COLOURS = tuple("abcdefgh"), ("red", "blue")
-OTHER = dict(zip(COLOURS, reversed(COLOURS)))
 
 
 def graph_words(given: Sequence[int], size: int) -> list[str]:
-    """All edges."""
-    return [word for one, two in _edges(given) for word in (VERTICES[one], VERTICES[two], ",")]
+    """Every vertex with its edges, so that an edge stands at both of its ends."""
+    near = _neighbours(given, size)
+    return [
+        word
+        for one in range(size)
+        for word in (VERTICES[one], *(VERTICES[one] + VERTICES[other] for other in near[one]))
+    ]
 
 
 def graph_steps(given: Sequence[int], size: int) -> tuple[list[str], list[str]]:
-    """(steps, proof). Breadth-first search: every vertex with where it was reached from and its colour, up to an edge
-    of one colour, from whose ends both ways back meet. The proof is all colours in order, or the odd cycle."""
-    near: list[list[int]] = [[] for _ in range(size)]
-    for one, two in _edges(given):
-        near[one].append(two)
-        near[two].append(one)
-    steps: list[str] = []
-    colour, before = dict[int, int](), dict[int, int]()
-    for root in range(size):
-        if root in colour:
-            continue
-        colour[root], queue = 0, [root]
-        steps += ["-", VERTICES[root], COLOURS[0]]
-        for vertex in queue:
-            for other in sorted(near[vertex]):
-                if other not in colour:
-                    colour[other], before[other] = 1 - colour[vertex], vertex
-                    queue.append(other)
-                    steps += [VERTICES[vertex], VERTICES[other], COLOURS[colour[other]]]
-                elif colour[other] == colour[vertex]:  # as far from the root as `vertex`
-                    ways = [[vertex], [other]]
-                    while ways[0][-1] != ways[1][-1]:
-                        for way in ways:
-                            way.append(before[way[-1]])
-                    steps += ["!", *(word for way in ways for word in (*(VERTICES[at] for at in way), ";"))]
-                    return steps, [VERTICES[at] for at in (*ways[0], *reversed(ways[1][:-1]))]
-    return steps, [COLOURS[colour[vertex]] for vertex in range(size)]
+    """(steps, proof) of breadth-first search, in steps that each follow from a few words before.
+
+    Vertices are numbered as they are reached. After "2/ c:red" come the edges of the vertex with number 2, and after
+    each the vertex at its other end: a new one, with its number and colour, one of the other colour (=), or one of the
+    same (!). From there both ways back are written, in pairs, up to where they meet. The proof is all colours in order,
+    or the odd cycle.
+    """
+    near = _neighbours(given, size)
+    queue, colour, before = [0], {0: 0}, dict[int, int]()
+    steps = ["0", _coloured(0, 0)]
+    for number, vertex in enumerate(queue):
+        steps += [f"{number}/", _coloured(vertex, colour[vertex])]
+        for other in near[vertex]:
+            steps.append(VERTICES[vertex] + VERTICES[other])
+            if other not in colour:
+                colour[other], before[other] = 1 - colour[vertex], vertex
+                steps += [str(len(queue)), _coloured(other, colour[other])]
+                queue.append(other)
+            elif colour[other] != colour[vertex]:
+                steps.append("=")
+            else:  # as far from the first vertex as `vertex`
+                ways = [[vertex], [other]]
+                while ways[0][-1] != ways[1][-1]:
+                    for way in ways:
+                        way.append(before[way[-1]])
+                steps += ["!", *(VERTICES[one] + VERTICES[two] for one, two in zip(*ways))]
+                return steps, [VERTICES[at] for at in (*ways[0], *reversed(ways[1][:-1]))]
+    return steps, [_coloured(vertex, colour[vertex]) for vertex in range(size)]
 
 
 def graph_proved(given: Sequence[int], size: int, proof: Sequence[str]) -> bool:
     """The colours differ along every edge, or an odd number of different vertices are joined in a circle."""
     edges = set(_edges(given))
-    if len(proof) == size and all(word in COLOURS for word in proof):
-        return all(proof[one] != proof[two] for one, two in edges)
+    if (colours := colours_of(proof, size)) is not None:
+        return all(colours[one] != colours[two] for one, two in edges)
     if len(proof) % 2 == 0 or len(set(proof)) < len(proof) or not all(word in VERTICES[:size] for word in proof):
         return False
     at = [VERTICES.index(word) for word in proof]
     return all((min(ends), max(ends)) in edges for ends in zip(at, [*at[1:], at[0]]))
 
 
+def colours_of(proof: Sequence[str], size: int) -> list[int] | None:
+    """The colour of each vertex, if the proof names one for each, in order."""
+    words = [[_coloured(vertex, colour) for colour in (0, 1)] for vertex in range(size)]
+    if len(proof) != size or not all(word in known for word, known in zip(proof, words)):
+        return None
+    return [known.index(word) for word, known in zip(proof, words)]
+
+
 def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
-    """(train, test): graphs of `size` vertices, every other one with a colouring; no graph is in both. A colouring is
-    drawn first, and edges across it; or edges of a density between .2 and .8, until there is no colouring."""
+    """(train, test): connected graphs of `size` vertices, every other one with a colouring; no graph is in both. A
+    colouring is drawn first, and edges across it; or edges of a density between .2 and .8, until there is no colouring.
+    """
     random = Random(stable_seed(seed, "self-proving", "graphs"))
 
     def drawn(number: int) -> Input:
@@ -223,10 +244,30 @@ def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[l
                 if (not y or side[one] != side[two]) and random.random() < chance
                 for vertex in (one, two)
             )
-            if given and (graph_steps(given, size)[1][0] in COLOURS) == bool(y):
+            if _connected(given, size) and (graph_steps(given, size)[1][0] in VERTICES) != bool(y):
                 return y, given
 
     return _apart(drawn, num_train, num_test)
+
+
+def _coloured(vertex: int, colour: int) -> str:
+    return f"{VERTICES[vertex]}:{COLOURS[colour]}"
+
+
+def _connected(given: Sequence[int], size: int) -> bool:
+    near, reached = _neighbours(given, size), [0]
+    for vertex in reached:
+        reached += [other for other in near[vertex] if other not in reached]
+    return len(reached) == size
+
+
+def _neighbours(given: Sequence[int], size: int) -> list[list[int]]:
+    """Of each vertex, in order."""
+    near: list[list[int]] = [[] for _ in range(size)]
+    for one, two in _edges(given):
+        near[one].append(two)
+        near[two].append(one)
+    return [sorted(ones) for ones in near]
 
 
 def _edges(given: Sequence[int]) -> list[tuple[int, int]]:
@@ -260,7 +301,11 @@ def gcd_vocabulary(size: int) -> tuple[str, ...]:
 
 def graph_vocabulary(size: int) -> tuple[str, ...]:
     """All words of inputs and replies, verdicts among them."""
-    return (*VERTICES[:size], *COLOURS, ",", "-", "!", ";", *DECISIONS[:2])
+    vertices = VERTICES[:size]
+    pairs = (one + two for one, two in product(vertices, repeat=2))
+    colours = (_coloured(vertex, colour) for vertex in range(size) for colour in (0, 1))
+    numbers = (f"{number}{mark}" for number in range(size) for mark in ("", "/"))
+    return (*vertices, *pairs, *colours, *numbers, "=", "!", *DECISIONS[:2])
 
 
 TASKS = {
@@ -293,8 +338,8 @@ class SelfProving(LanguageScenario):
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The input; for a verifier after the proof, so that it reads each edge with both colours known."""
-        said = [turn.messages["main"].split() for turns in dialogue.rounds for turn in turns]
-        words = [*(self._with_names(said[0]) if said else ()), *self.task.asks(dialogue.item.given, self.settings.size)]
+        words = [turn.messages["main"] for turns in dialogue.rounds for turn in turns]
+        words += self.task.asks(dialogue.item.given, self.settings.size)
         return [{"role": "user", "content": " ".join(words)}]
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -305,7 +350,7 @@ class SelfProving(LanguageScenario):
                 raise InvalidReply("expected accept or reject")
             return Parsed(decision=DECISIONS.index(words[0]))
         proof = words[len(words) - words[::-1].index(".") :] if "." in words else []
-        if self.protocol.deciders and (len(proof) != self.settings.size or not set(proof) <= set(COLOURS)):
+        if self.protocol.deciders and colours_of(proof, self.settings.size) is None:
             raise InvalidReply("expected . and a colour for each vertex")
         return Parsed({"main": " ".join(proof)})
 
@@ -320,7 +365,7 @@ class SelfProving(LanguageScenario):
         if agent in self.protocol.deciders:
             return random.choice(DECISIONS[:2])
         if self.settings.task == "two_colouring":
-            return " ".join([".", *random.choices(COLOURS, k=self.settings.size)])
+            return " ".join([".", *self._any_colours(random)])
         other = [random.randint(1, 10**self.settings.size - 1) for _ in range(2)]
         return " ".join([".", *self.task.solves(other, self.settings.size)[1]])
 
@@ -330,10 +375,11 @@ class SelfProving(LanguageScenario):
         steps, proof = self.task.solves(item.given, size)
         if self.protocol.deciders:
             random = Random(stable_seed(seed, "self-proving example", item.id))
-            proof = proof if item.y else random.choices(COLOURS, k=size)
+            proof = proof if item.y else self._any_colours(random)
             if agent in self.protocol.deciders:
                 changed = random.sample(range(size), random.choice((0, 1, 2)))
-                proof = [OTHER[word] if at in changed else word for at, word in enumerate(proof)]
+                colours = colours_of(proof, size) or ()
+                proof = [_coloured(at, colour ^ (at in changed)) for at, colour in enumerate(colours)]
                 return self._shown(item, proof), DECISIONS[int(self.task.proved(item.given, size, proof))]
         reply = [*(steps if self.settings.annotated else ()), ".", *proof]
         return self.chat(Dialogue(item, 0), agent), " ".join(reply)
@@ -346,9 +392,10 @@ class SelfProving(LanguageScenario):
             return {}
         size, most, mean, complete = self.settings.size, [], [], []
         for item in items:
-            ways = product(COLOURS, repeat=size)
             if item.y:
-                ways = [tuple(self.task.solves(item.given, size)[1])]
+                ways = [self.task.solves(item.given, size)[1]]
+            else:
+                ways = [[_coloured(*one) for one in enumerate(colours)] for colours in product((0, 1), repeat=size)]
             chats = [self._shown(item, way) for way in ways]
             accepts = [float(chance[0]) for chance in probabilities("verifier", chats, DECISIONS[1:2])]
             if item.y:
@@ -364,8 +411,8 @@ class SelfProving(LanguageScenario):
         turn = Turn("prover", " ".join(proof), {"main": " ".join(proof)})
         return self.chat(Dialogue(item, 0, rounds=((turn,),), rewards=({},)), "verifier")
 
-    def _with_names(self, proof: Sequence[str]) -> list[str]:
-        return [word for vertex, colour in zip(VERTICES, proof) for word in (vertex, colour)]
+    def _any_colours(self, random: Random) -> list[str]:
+        return [_coloured(vertex, random.randrange(2)) for vertex in range(self.settings.size)]
 
 
 def built(protocol: Protocol, settings: SelfProvingSettings) -> SelfProving:
@@ -375,6 +422,11 @@ def built(protocol: Protocol, settings: SelfProvingSettings) -> SelfProving:
         raise UserError(
             f"protocol.name: {protocol.name!r} with scenario.task {settings.task!r}, expected self_proving, or adp with"
             " two_colouring"
+        )
+    if settings.task == "two_colouring" and settings.size < 4:
+        raise UserError(
+            f"scenario.size: {settings.size} with scenario.task two_colouring, expected 4 or more: smaller graphs are"
+            " too few to hold some out"
         )
     return SelfProving(protocol, settings)
 

@@ -20,7 +20,7 @@ from nip_ray.scenarios.language_conformance import check_language_scenario
 from nip_ray.storage.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-GRAPHS = ("scenario.task=two_colouring", "scenario.size=4")
+GRAPHS = ("scenario.task=two_colouring", "scenario.size=5")
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
@@ -62,14 +62,14 @@ def test_no_other_number_can_be_proved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_graphs_are_proved_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Colourings and cycles of every form, for graphs of four vertices: never a proof of each kind."""
+    """Colourings and cycles of every form, for graphs of five vertices: never a proof of each kind."""
     settings, scenario = example(monkeypatch, *GRAPHS)
-    for item in language_kind(settings).items(settings, 5)["train"][:60]:
+    colourings = [*product(*((f"{vertex}:red", f"{vertex}:blue") for vertex in "abcde"))]
+    cycles = [proof for size in range(1, 6) for proof in product("abcde", repeat=size)]
+    for item in language_kind(settings).items(settings, 5)["train"][:40]:
         proved = {
-            kind: any(
-                scenario.task.proved(item.given, 4, proof) for size in sizes for proof in product(words, repeat=size)
-            )
-            for kind, words, sizes in ((1, ("red", "blue"), (4,)), (0, "abcd", (1, 2, 3, 4)))
+            kind: any(scenario.task.proved(item.given, 5, proof) for proof in proofs)
+            for kind, proofs in ((1, colourings), (0, cycles))
         }
         assert proved == {item.y: True, 1 - item.y: False}
 
@@ -83,7 +83,7 @@ def test_malformed_proofs_are_paid_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_exact_figures_are_of_all_colourings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier that accepts one colouring of 16, whatever the graph: it is always found."""
+    """A verifier that accepts one colouring of 32, whatever the graph: it is always found."""
     settings, scenario = example(monkeypatch, *GRAPHS, "protocol.name=adp")
 
     def accepts_all_red(agent: str, chats: Any, replies: Any) -> list[list[float]]:
@@ -91,13 +91,21 @@ def test_exact_figures_are_of_all_colourings(monkeypatch: pytest.MonkeyPatch) ->
         return [[float("blue" not in chat[0]["content"])] for chat in chats]
 
     figures = scenario.exact_figures(language_kind(settings).items(settings, 0)["test"], accepts_all_red)
-    assert figures == {"soundness_error": 1.0, "mean_error": 1 / 16, "completeness": 0.0}
+    assert figures == {"soundness_error": 1.0, "mean_error": 1 / 32, "completeness": 0.0}
 
 
 def test_other_protocols_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for changes in (("protocol.name=adp",), (*GRAPHS, "protocol.name=nip")):
         with pytest.raises(UserError, match=r"protocol\.name: '(adp|nip)' .* expected self_proving"):
             example(monkeypatch, *changes)
+
+
+def test_graphs_too_few_to_hold_some_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"scenario\.size: 3 .* expected 4 or more"):
+        example(monkeypatch, "scenario.task=two_colouring", "scenario.size=3")
+    settings, _ = example(monkeypatch, "scenario.task=two_colouring", "scenario.size=4", "scenario.num_test=2000")
+    with pytest.raises(UserError, match=r"scenario\.num_test: 2000 .* expected fewer"):
+        language_kind(settings).items(settings, 0)
 
 
 def test_a_verifier_that_learns_is_measured_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

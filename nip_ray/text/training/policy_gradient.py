@@ -174,10 +174,7 @@ class PolicyGradientTrainer:
 
     def _beginning(self) -> dict[str, Any]:
         """Warm up, and test if tests are due at all; return the row of metrics of iteration 0."""
-        began = time.perf_counter()
         row: dict[str, Any] = {"iteration": 0, **self._warm_up()}
-        if len(row) > 1:
-            row["time/warmup_s"] = time.perf_counter() - began
         return row | self.test(-1) if self.rule.evaluate_every else row
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
@@ -356,8 +353,8 @@ class PolicyGradientTrainer:
 
     def _warm_up(self) -> dict[str, float]:
         """Supervised steps, first on the form of replies, then on the scenario's own examples. Continues from the last
-        save of an interrupted one. Returns for each group the mean loss of the last tenth of its steps."""
-        rule, first, saves = self.rule, 0, self._warm_up_saves
+        save of an interrupted one. Returns the mean loss of the last tenth of each group's steps, and the time."""
+        rule, first, saves, began = self.rule, 0, self._warm_up_saves, time.perf_counter()
         losses: dict[str, list[float]] = {group: [] for group in self._learners()}
         form = format_batches(self.scenario, self.items["train"], self.groups, rule, self.config.seed)
         begins = max((len(form[group]) for group in losses), default=0)  # the second part
@@ -366,11 +363,13 @@ class PolicyGradientTrainer:
                 self.models[group].set_state(found.tensors[group])
             self._bills.set_state(found.state["tokens"])
             first, losses = found.iteration, losses | found.state["losses"]
+            began -= found.state.get("seconds", 0.0)
         scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
 
         def save(step: int) -> None:
             tensors = {group: self.models[group].state() for group in losses}
-            saves.save(step, tensors, {"tokens": self._bills.state(self._playing.uncounted()), "losses": losses})
+            tokens, seconds = self._bills.state(self._playing.uncounted()), time.perf_counter() - began
+            saves.save(step, tensors, {"tokens": tokens, "losses": losses, "seconds": seconds})
 
         for step in range(first, begins + rule.warmup_steps):
             if saves.due():
@@ -395,7 +394,8 @@ class PolicyGradientTrainer:
                     model.save(self._folder(group, self._start_name(group, 0)))
                     self._starts.add(group)
         last = {group: found[-max(1, len(found) // 10) :] for group, found in losses.items() if found}
-        return {f"learn/{group}/warmup_loss": sum(found) / len(found) for group, found in last.items()}
+        means = {f"learn/{group}/warmup_loss": sum(found) / len(found) for group, found in last.items()}
+        return means and means | {"time/warmup_s": time.perf_counter() - began}
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]

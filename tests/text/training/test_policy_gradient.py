@@ -405,8 +405,8 @@ def test_averages_are_tested_and_saved_and_learning_is_the_same(make: Make, tmp_
 def test_an_interrupted_warm_up_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From its last save, without a difference to one in a piece, at rates that fall; the save is gone when it is over,
-    and one that cannot be read is none."""
+    """From its last save, without a difference to one in a piece, at rates that fall, and its time is that of both
+    parts; the save is gone when it is over, and one that cannot be read is none."""
     rule = {"warmup_learning_rate": 0.006, "anneal_warmup": True}
     config = make(warmup_steps=6, format_warmup=8, **rule).model_copy(update={"iterations": 1})
     learn, steps, last = PolicyModel.supervised_step, list[float](), 1_000_000
@@ -426,10 +426,12 @@ def test_an_interrupted_warm_up_continues(
     steps.clear()
     with pytest.raises(KeyboardInterrupt):
         run_experiment(config, tmp_path / "halves")
-    assert (tmp_path / "halves" / "warm_up" / "000006").is_dir()
+    spent = load_checkpoint(tmp_path / "halves" / "warm_up", 6).state["seconds"]
     steps.clear()
     resume_experiment(tmp_path / "halves")
     assert len(steps) == 6
+    with RunFolder.open(tmp_path / "halves") as folder:
+        assert folder.metrics()[0]["time/warmup_s"] > spent
     steps.clear()
     last = 4  # in the second of the steps on the form
     with pytest.raises(KeyboardInterrupt):
