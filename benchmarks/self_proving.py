@@ -9,19 +9,16 @@ made again, and an interrupted command continues with the unfinished ones.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from _common import ROOT, machine, put_between
+from _common import ROOT, machine
+from _self_proving_page import JUDGED, write_page
 from detectors import is_recorded, parser_of, recorded, trained_in, write
 from protocol_table import laid_over
 
-from nip_ray.evaluation.intervals import proportion
-
 RECORD = ROOT / "benchmarks" / "self_proving.json"
-PAGE = ROOT / "docs" / "self-proving.md"
-BEGIN, END = "<!-- {}: written by `python benchmarks/self_proving.py --page` -->", "<!-- end of {} -->"
 SEEDS = (500, 501, 502)
 ITERATIONS = 50
 """Of feedback."""
@@ -31,26 +28,21 @@ COLOURING: Mapping[str, Any] = {
     "algorithm": {"warmup_steps": 4000, "warmup_batch_size": 32, "micro_batch_tokens": 4096},
 }
 ALONE: Mapping[str, Any] = {"scenario": {"annotated": False}}
-JUDGED = "colouring, verifier"
+VERIFIER: Mapping[str, Any] = {
+    "protocol": {"name": "adp"},
+    "scenario": {"num_test": 1000},
+    "algorithm": {"evaluate_every": 10},
+}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "gcd, proof alone": ALONE,
     "gcd, steps": {},
     "colouring, proof alone": laid_over(COLOURING, ALONE),
     "colouring, steps": COLOURING,
-    JUDGED: laid_over(COLOURING, {"protocol": {"name": "adp"}, "scenario": {"num_test": 1000}}),
+    "colouring, verifier": laid_over(COLOURING, VERIFIER),
 }
 """Arm -> its changes."""
-ACCEPTED = {"accepted": "eval_sampled/prover/return"}
-JUDGEMENT = {
-    "accuracy": "eval_sampled/verifier/accuracy",
-    "soundness_error": "eval/soundness_error",
-    "mean_error": "eval/mean_error",
-    "completeness": "eval/completeness",
-}
-TESTS = 10_000
-"""Held-out inputs, each with one reply."""
-
-Row = Mapping[str, Any]
+TESTED = {"accuracy": "eval_sampled/verifier/accuracy"} | {name: f"eval/{name}" for name in JUDGED[1:]}
+"""Of a verifier that learns."""
 
 
 def main() -> None:
@@ -69,13 +61,14 @@ def main() -> None:
                 continue
             folder = options.out.resolve() / f"self-proving-{arm.replace(',', '').replace(' ', '_')}-{seed}"
             metrics = trained_in(folder, config_of(arm) | {"seed": seed})
-            tested = JUDGEMENT if arm == JUDGED else ACCEPTED
+            named = TESTED if "eval/soundness_error" in metrics[0] else {"accepted": "eval_sampled/prover/return"}
+            tests = [
+                [row["iteration"], {name: round(row[metric], 5) for name, metric in named.items()}]
+                for row in metrics
+                if next(iter(named.values())) in row
+            ]
             spent = (sum(row.get(f"time/{part}_s", 0) for part in ("warmup", "play", "learn")) for row in metrics)
-            row = {
-                **key,
-                "tests": [{name: round(metrics[at][key], 5) for name, key in tested.items()} for at in (0, -1)],
-                "minutes": round(sum(spent) / 60, 1),
-            }
+            row = {**key, "tests": tests, "minutes": round(sum(spent) / 60, 1)}
             rows = [*recorded(options.record), row]
             write(options.record, sorted(rows, key=lambda one: ([*ARMS].index(one["arm"]), one["seed"])))
             print(json.dumps(row), flush=True)
@@ -87,41 +80,6 @@ def config_of(arm: str) -> dict[str, Any]:
     data["plugins"] = [str(ROOT / "examples" / "self_proving.py")]
     common = {"iterations": ITERATIONS, "algorithm": {"evaluate_every": ITERATIONS, "checkpoint_every": 10}}
     return laid_over(laid_over(data, common | {"providers": {"local": {"num_threads": 1}}}), ARMS[arm])
-
-
-def write_page(rows: Sequence[Row]) -> None:
-    """Write the tables of finished runs."""
-    page = PAGE.read_text()
-    for name, made in (("verifiability", _accepted(rows)), ("verifier", _judged(rows))):
-        page = put_between(page, BEGIN.format(name), END.format(name), made)
-    PAGE.write_text(page)
-
-
-def _accepted(rows: Sequence[Row]) -> str:
-    lines = ["| arm | seed | after transcripts | after feedback | minutes |", "|---|---|---|---|---|"]
-    for row in rows:
-        if row["arm"] != JUDGED:
-            shown = " | ".join(_interval(test["accepted"]) for test in row["tests"])
-            lines.append(f"| {row['arm']} | {row['seed']} | {shown} | {row['minutes']:.0f} |")
-    return "\n".join(lines)
-
-
-def _interval(share: float) -> str:
-    found = proportion(round(share * TESTS), TESTS)
-    return f"{found.estimate:.4f} ({found.lower:.4f} to {found.upper:.4f})"
-
-
-def _judged(rows: Sequence[Row]) -> str:
-    lines = [
-        f"| seed | after | {' | '.join(name.replace('_', ' ') for name in JUDGEMENT)} | minutes |",
-        "|---" * (len(JUDGEMENT) + 3) + "|",
-    ]
-    for row in rows:
-        for stage, test in zip(("transcripts", "feedback"), row["tests"]):
-            if row["arm"] == JUDGED:
-                shown = " | ".join(f"{test[name]:.4f}" for name in JUDGEMENT)
-                lines.append(f"| {row['seed']} | {stage} | {shown} | {row['minutes']:.0f} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
