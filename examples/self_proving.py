@@ -9,7 +9,8 @@ Decisions that matter here:
 - `gcd`: g divides a and b, and g = u a + v b, so g is their greatest common divisor. `two_colouring`: a colouring of a
   graph without an edge of one colour, or a cycle of odd length, which no such colouring has;
 - under `self_proving` one prover speaks, and the code pays it. Under `adp` (two_colouring only) a verifier that learns
-  takes the place of the code: the prover claims that there is a colouring. Its error is exact, over all colourings.
+  takes the place of the code: the prover claims that there is a colouring. Its error is exact, over all that the
+  prover can send.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,18 +64,17 @@ Input = tuple[int, tuple[int, ...]]
 
 
 def _apart(drawn: Callable[[int], Input], num_train: int, num_test: int) -> tuple[list[Input], list[Input]]:
-    """(train, test) without an input in both. drawn: of the number in its split. Raises UserError if held-out inputs
-    leave none to learn from."""
+    """(train, test) without an input in both. drawn: of the number in its split. Raises UserError if so many are held
+    out that training inputs would differ in kind from them."""
     test, train = [drawn(number) for number in range(num_test)], list[Input]()
     held_out, refused = set(test), 0
     while len(train) < num_train:
         if (one := drawn(len(train))) not in held_out:
             train.append(one)
-            refused = 0
-        elif (refused := refused + 1) == 1000:
+        elif (refused := refused + 1) > len(train) + 100:
             raise UserError(
-                f"scenario.num_test: {num_test} inputs are all that there are of this size, expected fewer, or a larger"
-                " scenario.size"
+                f"scenario.num_test: {num_test} held-out inputs are more than half of what is drawn at this"
+                " scenario.size, expected fewer"
             )
     return train, test
 
@@ -166,6 +166,8 @@ def _read(words: Sequence[str], name: str) -> int | None:
 # ------------------------------------------------------------------------------------------------------- colourings
 
 VERTICES, COLOURS = tuple("abcdefgh"), ("red", "blue")
+NOTHING = 16
+"""One of so many examples of a verifier shows no colouring."""
 
 
 def graph_words(given: Sequence[int], size: int) -> list[str]:
@@ -370,41 +372,42 @@ class SelfProving(LanguageScenario):
         return " ".join([".", *self.task.solves(other, self.settings.size)[1]])
 
     def warm_example(self, item: Item, agent: str, seed: int) -> tuple[Chat, str]:
-        """The steps and the proof; for a verifier, a verdict on a colouring with up to two vertices changed."""
+        """The steps and the proof; for a verifier, a verdict on a colouring, either way round, with up to two vertices
+        changed, or on nothing."""
         size = self.settings.size
         steps, proof = self.task.solves(item.given, size)
         if self.protocol.deciders:
             random = Random(stable_seed(seed, "self-proving example", item.id))
             proof = proof if item.y else self._any_colours(random)
             if agent in self.protocol.deciders:
-                changed = random.sample(range(size), random.choice((0, 1, 2)))
+                changed, around = random.sample(range(size), random.choice((0, 1, 2))), random.randrange(2)
                 colours = colours_of(proof, size) or ()
-                proof = [_coloured(at, colour ^ (at in changed)) for at, colour in enumerate(colours)]
+                proof = [_coloured(at, colour ^ around ^ (at in changed)) for at, colour in enumerate(colours)]
+                proof = proof if random.randrange(NOTHING) else []
                 return self._shown(item, proof), DECISIONS[int(self.task.proved(item.given, size, proof))]
         reply = [*(steps if self.settings.annotated else ()), ".", *proof]
         return self.chat(Dialogue(item, 0), agent), " ".join(reply)
 
     def exact_figures(self, items: Sequence[Item], probabilities: Probabilities) -> dict[str, float]:
-        """Of a verifier that learns, over graphs without a colouring: ``soundness_error``, the mean probability that it
-        accepts the colouring that it accepts most, and ``mean_error``, of all colourings. Over graphs with one:
-        ``completeness``, of the first true one."""
+        """Of a verifier that learns, means over graphs of the probability that it accepts. Without a colouring:
+        ``soundness_error``, what it accepts most of all colourings and of nothing (a reply that is no colouring);
+        ``mean_error``, the mean of all colourings. With one: ``completeness``, the mean of the true colourings."""
         if not self.protocol.deciders:
             return {}
-        size, most, mean, complete = self.settings.size, [], [], []
+        size = self.settings.size
+        colourings = [[_coloured(*one) for one in enumerate(colours)] for colours in product((0, 1), repeat=size)]
+        found: dict[str, list[float]] = {"soundness_error": [], "mean_error": [], "completeness": []}
         for item in items:
+            sent = [one for one in colourings if not item.y or self.task.proved(item.given, size, one)]
+            chats = [self._shown(item, one) for one in (*sent, [])]
+            *accepts, nothing = (float(chance[0]) for chance in probabilities("verifier", chats, DECISIONS[1:2]))
+            mean = sum(accepts) / len(accepts)
             if item.y:
-                ways = [self.task.solves(item.given, size)[1]]
+                found["completeness"].append(mean)
             else:
-                ways = [[_coloured(*one) for one in enumerate(colours)] for colours in product((0, 1), repeat=size)]
-            chats = [self._shown(item, way) for way in ways]
-            accepts = [float(chance[0]) for chance in probabilities("verifier", chats, DECISIONS[1:2])]
-            if item.y:
-                complete += accepts
-            else:
-                most.append(max(accepts))
-                mean.append(sum(accepts) / len(accepts))
-        named = {"soundness_error": most, "mean_error": mean, "completeness": complete}
-        return {name: sum(found) / len(found) for name, found in named.items() if found}
+                found["soundness_error"].append(max(*accepts, nothing))
+                found["mean_error"].append(mean)
+        return {name: sum(values) / len(values) for name, values in found.items() if values}
 
     def _shown(self, item: Item, proof: Sequence[str]) -> Chat:
         """The verifier's chat after this proof."""
@@ -427,6 +430,11 @@ def built(protocol: Protocol, settings: SelfProvingSettings) -> SelfProving:
         raise UserError(
             f"scenario.size: {settings.size} with scenario.task two_colouring, expected 4 or more: smaller graphs are"
             " too few to hold some out"
+        )
+    if settings.task == "gcd" and settings.size > 4:
+        raise UserError(
+            f"scenario.size: {settings.size} with scenario.task gcd, expected at most 4: of more digits, steps take"
+            " over 1,000 words"
         )
     return SelfProving(protocol, settings)
 

@@ -1,6 +1,7 @@
 """The example of self-proving models: its code accepts every proof that the algorithms write, and no proof of a wrong
 answer; what a verifier that learns accepts is computed over all colourings."""
 
+from collections.abc import Callable
 from itertools import product
 from math import gcd
 from pathlib import Path
@@ -83,15 +84,21 @@ def test_malformed_proofs_are_paid_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_exact_figures_are_of_all_colourings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier that accepts one colouring of 32, whatever the graph: it is always found."""
+    """A verifier that accepts one colouring of 32, or nothing, whatever the graph: it is always found. One that accepts
+    each colouring whose first vertex is blue accepts one of the two true ones."""
     settings, scenario = example(monkeypatch, *GRAPHS, "protocol.name=adp")
 
-    def accepts_all_red(agent: str, chats: Any, replies: Any) -> list[list[float]]:
-        assert (agent, replies) == ("verifier", ("accept",))
-        return [[float("blue" not in chat[0]["content"])] for chat in chats]
+    def figures(accepted: Callable[[str], bool]) -> dict[str, float]:
+        def probabilities(agent: str, chats: Any, replies: Any) -> list[list[float]]:
+            assert (agent, replies) == ("verifier", ("accept",))
+            return [[float(accepted(chat[0]["content"]))] for chat in chats]
 
-    figures = scenario.exact_figures(language_kind(settings).items(settings, 0)["test"], accepts_all_red)
-    assert figures == {"soundness_error": 1.0, "mean_error": 1 / 32, "completeness": 0.0}
+        return scenario.exact_figures(language_kind(settings).items(settings, 0)["test"], probabilities)
+
+    expected = {"soundness_error": 1.0, "mean_error": 1 / 32, "completeness": 0.0}
+    assert figures(lambda words: "red" in words and "blue" not in words) == expected
+    assert figures(lambda words: ":" not in words) == {**expected, "mean_error": 0.0}
+    assert figures(lambda words: "a:blue" in words) == {**expected, "mean_error": 0.5, "completeness": 0.5}
 
 
 def test_other_protocols_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +110,16 @@ def test_other_protocols_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_too_few_to_hold_some_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"scenario\.size: 3 .* expected 4 or more"):
         example(monkeypatch, "scenario.task=two_colouring", "scenario.size=3")
-    settings, _ = example(monkeypatch, "scenario.task=two_colouring", "scenario.size=4", "scenario.num_test=2000")
-    with pytest.raises(UserError, match=r"scenario\.num_test: 2000 .* expected fewer"):
-        language_kind(settings).items(settings, 0)
+    for size, num_test in ((4, 40), (5, 2000)):
+        changes = ("scenario.task=two_colouring", f"scenario.size={size}", f"scenario.num_test={num_test}")
+        settings, _ = example(monkeypatch, *changes, "scenario.num_train=5000")
+        with pytest.raises(UserError, match=rf"scenario\.num_test: {num_test} .* expected fewer"):
+            language_kind(settings).items(settings, 0)
+
+
+def test_numbers_whose_steps_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"scenario\.size: 5 .* expected at most 4"):
+        example(monkeypatch, "scenario.size=5")
 
 
 def test_a_verifier_that_learns_is_measured_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
