@@ -44,9 +44,9 @@ def _judged(rows: Sequence[Row]) -> str:
     titles = " | ".join(name.replace("_", " ") for name in JUDGED)
     lines = [f"| seed | after | {titles} | minutes |", "|---" * (len(JUDGED) + 3) + "|"]
     for row in rows:
-        for stage, at in (("transcripts", 0), ("feedback", -1)):
+        for stage, at, minutes in (("transcripts", 0, ""), ("feedback", -1, f"{row['minutes']:.0f}")):
             shown = " | ".join(f"{row['tests'][at][1][name]:.4f}" for name in JUDGED)
-            lines.append(f"| {row['seed']} | {stage} | {shown} | {row['minutes']:.0f} |")
+            lines.append(f"| {row['seed']} | {stage} | {shown} | {minutes} |")
     return "\n".join(lines)
 
 

@@ -390,7 +390,7 @@ class SelfProving(LanguageScenario):
 
     def exact_figures(self, items: Sequence[Item], probabilities: Probabilities) -> dict[str, float]:
         """Of a verifier that learns, means over graphs of the probability that it accepts. Without a colouring:
-        ``soundness_error``, what it accepts most of all colourings and of nothing (a reply that is no colouring);
+        ``soundness_error``, what it accepts most of all colourings and of nothing (a reply without one);
         ``mean_error``, the mean of all colourings. With one: ``completeness``, the mean of the true colourings."""
         if not self.protocol.deciders:
             return {}
