@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from _common import ROOT, put_between
+from _common import ROOT, plot, put_between
 
 PAGE = ROOT / "docs" / "collapse.md"
 BEGIN, END = "<!-- runs: written by `python benchmarks/collapse.py --page` -->", "<!-- end of runs -->"
@@ -60,17 +60,12 @@ def _shown(value: float | None) -> str:
 
 
 def _draw(rows: Sequence[Row]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     games, arms = (list(dict.fromkeys(row[name] for row in rows)) for name in ("game", "arm"))
-    with matplotlib.rc_context({"svg.hashsalt": "collapse", "font.size": 8}):
-        figure, axes_GA = pyplot.subplots(
-            len(games), len(arms), figsize=(2 * len(arms), 1.9 * len(games)), sharey="row", sharex="row",
-            layout="constrained", squeeze=False,
-        )  # fmt: skip
+    size = (2 * len(arms), 1.9 * len(games))
+    with plot(
+        "collapse", len(games), len(arms), salt="collapse", font=8,
+        figsize=size, sharey="row", sharex="row", squeeze=False,
+    ) as (_, axes_GA):  # fmt: skip
         for game, axes_A in zip(games, axes_GA, strict=True):
             for arm, axes in zip(arms, axes_A, strict=True):
                 for row in (row for row in rows if (row["game"], row["arm"]) == (game, arm)):
@@ -80,5 +75,3 @@ def _draw(rows: Sequence[Row]) -> None:
                 axes.set(title=f"{game}: {arm}", ylim=(0, 0.7))
         for axes in axes_GA[-1]:
             axes.set_xlabel("iteration")
-        figure.savefig(ROOT / "docs" / "collapse.svg", metadata={"Date": None})
-        pyplot.close(figure)

@@ -8,7 +8,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
 __all__ = [
-    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "put_between", "show",
-    "timed", "work", "yardstick_ms",
+    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "plot", "put_between",
+    "show", "timed", "work", "yardstick_ms",
 ]  # fmt: skip
 
 
@@ -133,6 +134,22 @@ def config(name: str, *overrides: str) -> ExperimentConfig:
 def show(title: str, figures: dict[str, Any]) -> None:
     """Print one result as a JSON line."""
     print(json.dumps({"benchmark": title, **figures}))
+
+
+@contextmanager
+def plot(name: str, rows: int = 1, columns: int = 1, *, salt: str, font: float = 9, **options: Any) -> Iterator[Any]:
+    """(figure, its axes), saved as docs/NAME.svg at the end: the same bytes for the same content. options: of
+    `pyplot.subplots`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"svg.hashsalt": salt, "font.size": font}):
+        figure, axes = pyplot.subplots(rows, columns, layout="constrained", **options)
+        yield figure, axes
+        figure.savefig(ROOT / "docs" / f"{name}.svg", metadata={"Date": None})
+        pyplot.close(figure)
 
 
 def put_between(text: str, begin: str, end: str, made: str) -> str:

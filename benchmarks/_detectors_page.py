@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _common import ROOT, put_between
+from _common import ROOT, plot, put_between
 
 from nip_ray.evaluation.intervals import Mean, proportion
 
@@ -285,16 +285,9 @@ def _counted(share: Mean) -> str:
 
 
 def _draw(runs: Sequence[Scored]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     tasks = list(dict.fromkeys(run.row["task"] for run in runs))
-    with matplotlib.rc_context({"svg.hashsalt": "detectors", "font.size": 9}):
-        figure, axes_T = pyplot.subplots(
-            1, len(tasks), figsize=(9, 2.8), sharey=True, layout="constrained", squeeze=False
-        )
+    beside = {"figsize": (9, 2.8), "sharey": True, "squeeze": False}
+    with plot("detectors-runs", 1, len(tasks), salt="detectors", **beside) as (_, axes_T):
         for axes, task in zip(axes_T[0], tasks, strict=True):
             for run in (run for run in runs if run.row["task"] == task):
                 tests = run.row["tests"]
@@ -307,12 +300,10 @@ def _draw(runs: Sequence[Scored]) -> None:
                 )
             axes.set(title=task, xlabel="iteration", ylim=(-0.02, 1.02))
         axes_T[0, 0].set_ylabel("realised error")
-        figure.savefig(ROOT / "docs" / "detectors-runs.svg", metadata={"Date": None})
-        pyplot.close(figure)
-        placed_ED = placements(of_seeds(runs, HELD_BACK))
-        if not len(placed_ED):
-            return
-        figure, axes = pyplot.subplots(figsize=(4.6, 4.2), layout="constrained")
+    placed_ED = placements(of_seeds(runs, HELD_BACK))
+    if not len(placed_ED):
+        return
+    with plot("detectors-roc", salt="detectors", figsize=(4.6, 4.2)) as (_, axes):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
         share = np.arange(len(placed_ED) + 1) / len(placed_ED)
         for d, name in enumerate(DETECTORS):
@@ -325,5 +316,3 @@ def _draw(runs: Sequence[Scored]) -> None:
             )
         axes.set(xlabel="share of compared runs with a higher score", ylabel="hacked runs")
         axes.legend(fontsize=7, loc="lower right")
-        figure.savefig(ROOT / "docs" / "detectors-roc.svg", metadata={"Date": None})
-        pyplot.close(figure)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _common import ROOT, put_between
+from _common import ROOT, plot, put_between
 
 PAGE = ROOT / "docs" / "gap.md"
 BEGIN, END = "<!-- {}: written by `python benchmarks/gap.py --page` -->", "<!-- end of {} -->"
@@ -164,13 +164,7 @@ def _left_out(grid: Grid) -> str:
 
 
 def _draw(grid: Grid) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context({"svg.hashsalt": "gap", "font.size": 9}):
-        figure, axes_A = pyplot.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+    with plot(f"gap-{grid.strength}", 1, 2, salt="gap", figsize=(8, 3.4)) as (figure, axes_A):
         for axes, (name, title) in zip(
             axes_A, (("accuracy", "held-out accuracy"), ("exact", "exact soundness error")), strict=True
         ):
@@ -182,5 +176,3 @@ def _draw(grid: Grid) -> None:
             axes.set_yticks(range(len(grid.levels)), grid.levels)
             axes.set(title=title, xlabel=f"prover's {grid.strength}", ylabel=f"verifier's {grid.strength}")
             figure.colorbar(shown, ax=axes)
-        figure.savefig(ROOT / "docs" / f"gap-{grid.strength}.svg", metadata={"Date": None})
-        pyplot.close(figure)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from _common import ROOT, put_between
+from _common import ROOT, plot, put_between
 
 from nip_ray.evaluation.aggregates import MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.intervals import Mean
@@ -157,16 +157,9 @@ def _share(value: float | None) -> str:
 
 
 def _draw(groups: Groups, alone: Groups, task: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = [case for case in ORDER if case in groups or case in alone]
-    with matplotlib.rc_context({"svg.hashsalt": "protocols", "font.size": 9}):
-        figure, (right, wrong) = pyplot.subplots(
-            1, 2, figsize=(9, 0.42 * len(names) + 1.4), sharey=True, layout="constrained"
-        )
+    size = (9, 0.42 * len(names) + 1.4)
+    with plot(f"results-{task}", 1, 2, salt="protocols", figsize=size, sharey=True) as (_, (right, wrong)):
         if task == "gi":
             right.axvspan(BASELINE[1], BASELINE[2], color="0.9", label="verifier alone, fitted")
             right.axvline(BASELINE[0], color="0.6", linewidth=0.8)
@@ -192,8 +185,6 @@ def _draw(groups: Groups, alone: Groups, task: str) -> None:
         right.invert_yaxis()
         named = dict(zip(*reversed(right.get_legend_handles_labels()), strict=True))
         right.legend(named.values(), named.keys(), loc="lower left")
-        figure.savefig(ROOT / "docs" / f"results-{task}.svg", metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def _dots(axes: Any, at: float, figures: Sequence[Row], colour: str, label: str) -> None:

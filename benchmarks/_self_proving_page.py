@@ -4,7 +4,7 @@ plot."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from _common import ROOT, put_between
+from _common import ROOT, plot, put_between
 
 from nip_ray.evaluation.intervals import proportion
 
@@ -51,13 +51,7 @@ def _judged(rows: Sequence[Row]) -> str:
 
 
 def _draw(proved: Sequence[Row], judged: Sequence[Row]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context({"svg.hashsalt": "self-proving", "font.size": 8}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    with plot("self-proving", 1, 2, salt="self-proving", font=8, figsize=(8, 3.2)) as (_, (left, right)):
         arms = list(dict.fromkeys(row["arm"] for row in proved))
         for row in proved:
             at = arms.index(row["arm"])
@@ -66,17 +60,10 @@ def _draw(proved: Sequence[Row], judged: Sequence[Row]) -> None:
         left.set_xticks(range(len(arms)), [arm.replace(", ", "\n") for arm in arms])
         left.set(title="proofs accepted, after transcripts and after feedback", ylim=(0, 1.02))
         for number, row in enumerate(judged):
-            for name, style in (
-                ("accuracy", "-"),
-                ("completeness", ":"),
-                ("soundness_error", "--"),
-                ("mean_error", "-."),
-            ):
+            for name, style in zip(JUDGED, ("-", "--", "-.", ":"), strict=True):
                 points = [(iteration, test[name]) for iteration, test in row["tests"]]
                 label = None if number else name.replace("_", " ")
                 right.plot(*zip(*points, strict=True), style, color=f"C{number}", lw=0.9, label=label)
         right.set(title="a verifier that learns", xlabel="iteration of feedback", ylim=(0, 1.02))
         if judged:
             right.legend(fontsize=7)
-        figure.savefig(ROOT / "docs" / "self-proving.svg", metadata={"Date": None})
-        pyplot.close(figure)

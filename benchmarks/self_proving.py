@@ -41,6 +41,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "colouring, verifier": laid_over(COLOURING, VERIFIER),
 }
 """Arm -> its changes."""
+PAID = "eval_sampled/prover/return"
 TESTED = {"accuracy": "eval_sampled/verifier/accuracy"} | {name: f"eval/{name}" for name in JUDGED[1:]}
 """Of a verifier that learns."""
 
@@ -61,11 +62,11 @@ def main() -> None:
                 continue
             folder = options.out.resolve() / f"self-proving-{arm.replace(',', '').replace(' ', '_')}-{seed}"
             metrics = trained_in(folder, config_of(arm) | {"seed": seed})
-            named = TESTED if "eval/soundness_error" in metrics[0] else {"accepted": "eval_sampled/prover/return"}
+            named = TESTED if "eval/soundness_error" in metrics[0] else {"accepted": PAID}
             tests = [
                 [row["iteration"], {name: round(row[metric], 5) for name, metric in named.items()}]
                 for row in metrics
-                if next(iter(named.values())) in row
+                if PAID in row
             ]
             spent = (sum(row.get(f"time/{part}_s", 0) for part in ("warmup", "play", "learn")) for row in metrics)
             row = {**key, "tests": tests, "minutes": round(sum(spent) / 60, 1)}

@@ -21,6 +21,8 @@ from math import exp, log
 from random import Random
 from typing import Any, Literal
 
+import networkx
+
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
 from nip_ray.plugins import register_language_scenario
@@ -246,7 +248,8 @@ def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[l
                 if (not y or side[one] != side[two]) and random.random() < chance
                 for vertex in (one, two)
             )
-            if _connected(given, size) and (graph_steps(given, size)[1][0] in VERTICES) != bool(y):
+            graph = networkx.Graph(_edges(given))
+            if len(graph) == size and networkx.is_connected(graph) and networkx.is_bipartite(graph) == bool(y):
                 return y, given
 
     return _apart(drawn, num_train, num_test)
@@ -254,13 +257,6 @@ def graph_inputs(size: int, seed: int, num_train: int, num_test: int) -> tuple[l
 
 def _coloured(vertex: int, colour: int) -> str:
     return f"{VERTICES[vertex]}:{COLOURS[colour]}"
-
-
-def _connected(given: Sequence[int], size: int) -> bool:
-    near, reached = _neighbours(given, size), [0]
-    for vertex in reached:
-        reached += [other for other in near[vertex] if other not in reached]
-    return len(reached) == size
 
 
 def _neighbours(given: Sequence[int], size: int) -> list[list[int]]:
