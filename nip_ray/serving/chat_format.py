@@ -58,7 +58,7 @@ class ChatFormat:
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
         """Number of chats that have lost their middle in `prompt_before` or `cut_aloud`."""
-        self._has_cut_replies = False
+        self._has_cut_replies = self._has_long_replies = False
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
         self._replies: dict[str, list[int]] = {}  # if `joins`: the most recent ones
@@ -112,9 +112,18 @@ class ChatFormat:
             )
         return made[:room]
 
-    def example(self, messages: Sequence[Mapping[str, Any]], said: str) -> tuple[list[int], list[int]]:
-        """The tokens of a chat, by `cut_aloud`, and of the reply `said`, in one context together."""
+    def example(
+        self, messages: Sequence[Mapping[str, Any]], said: str, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of a chat, by `cut_aloud`, and of the reply `said`, in one context together. max_tokens: of
+        replies in play; warns of the first reply that is longer."""
         reply = self.reply(messages, said)
+        if max_tokens is not None and len(reply) > max_tokens and not self._has_long_replies:
+            self._has_long_replies = True
+            say(
+                f"warning: an example of a reply has {len(reply)} tokens, as may others after it, but replies in play"
+                f" end after {max_tokens}; raise max_tokens of its agent, or shorten the examples"
+            )
         return self.cut_aloud(self.prompt(messages), self.context - len(reply)), reply
 
     def up_to_end(self, tokens: list[int]) -> list[int]:

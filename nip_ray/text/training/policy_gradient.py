@@ -101,6 +101,7 @@ class PolicyGradientTrainer:
         self.progress: Callable[[int, int], None] | None = None
         self.groups, self.agents = groups(config), language_agents(config)
         self._group_of = {agent: group for group, members in self.groups.items() for agent in members}
+        self._longest = {group: max(self.agents[one].reply_tokens for one in own) for group, own in self.groups.items()}
         self._bills = TokenBills(config, folder.path)
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
@@ -314,7 +315,6 @@ class PolicyGradientTrainer:
         """
         rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
-        longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         start = self._start_name(group, iteration)
         if rule.kl_coefficient and self._start_of.get(group) != start:
             kept = self._folder(group, start)
@@ -332,7 +332,7 @@ class PolicyGradientTrainer:
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
                 with self._naming(f"{group}, iteration {iteration + 1}"):
-                    told.append(model.step(chosen, rule, longest, self._loss))
+                    told.append(model.step(chosen, rule, self._longest[group], self._loss))
                 if difference is None:  # later ones are of changed weights
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
@@ -402,7 +402,7 @@ class PolicyGradientTrainer:
 
     def _supervised(self, group: str, examples: Sequence[Example], left: float) -> float:
         model = self.models[group]
-        turns = [Turn(*model.chat.example(chat, reply)) for chat, reply in examples]
+        turns = [Turn(*model.chat.example(chat, reply, self._longest[group])) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
             loss = model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]).warming(left))["loss"]
