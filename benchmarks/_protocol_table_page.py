@@ -18,7 +18,7 @@ ORDER = (
     "adp", "merlin_arthur", "helpful_sneaky", "random prover", "solo",
 )  # fmt: skip
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
-    "gi": {"nip": 0.9453, "debate": 0.6409, "adp": 0.6138, "mnip": 0.6646, "random prover": 0.6285},
+    "gi": {"nip": 0.945, "debate": 0.641, "adp": 0.614, "mnip": 0.665, "random prover": 0.629},
     "digits": {},
 }
 """On the training split, as published (Hammond and Adam-Day, ICLR 2025)."""

@@ -28,6 +28,10 @@ COLOURING: Mapping[str, Any] = {
     "algorithm": {"warmup_steps": 4000, "warmup_batch_size": 32, "micro_batch_tokens": 4096},
 }
 ALONE: Mapping[str, Any] = {"scenario": {"annotated": False}}
+TWO_CORES: Mapping[str, Any] = {
+    "algorithm": {"num_learners": 2, "num_rollout_workers": 2},
+    "providers": {"local": {"num_cpus": 0.5}},
+}
 VERIFIER: Mapping[str, Any] = {
     "protocol": {"name": "adp"},
     "scenario": {"num_test": 1000},
@@ -35,7 +39,7 @@ VERIFIER: Mapping[str, Any] = {
 }
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "gcd, proof alone": ALONE,
-    "gcd, steps": {},
+    "gcd, steps": TWO_CORES,
     "colouring, proof alone": laid_over(COLOURING, ALONE),
     "colouring, steps": COLOURING,
     "colouring, verifier": laid_over(COLOURING, VERIFIER),
@@ -79,8 +83,7 @@ def config_of(arm: str) -> dict[str, Any]:
     """The config of a run, but for its seed."""
     data = yaml.safe_load((ROOT / "examples" / "self_proving.yaml").read_text())
     data["plugins"] = [str(ROOT / "examples" / "self_proving.py")]
-    common = {"iterations": ITERATIONS, "algorithm": {"evaluate_every": ITERATIONS, "checkpoint_every": 10}}
-    return laid_over(laid_over(data, common | {"providers": {"local": {"num_threads": 1}}}), ARMS[arm])
+    return laid_over(laid_over(data, {"providers": {"local": {"num_threads": 1}}}), ARMS[arm])
 
 
 if __name__ == "__main__":
