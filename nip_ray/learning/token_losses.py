@@ -154,14 +154,12 @@ class LossFigures:
     maxima: Mapping[str, Tensor]
 
     def metrics(self) -> dict[str, float]:
-        """loss; means over tokens (the surrogate's, entropy, kl to a start model); maxima (also logprob_difference)."""
+        """loss; means over tokens (the surrogate's, entropy, kl to a start model); maxima (also logprob_difference). Of
+        no tokens: 0."""
         tokens = self.sums["tokens"].clamp_min(1)
+        maxima = {name: float(value) if value > -torch.inf else 0.0 for name, value in self.maxima.items()}
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
-        return {
-            "loss": float(self.sums["loss"]),
-            **means,
-            **{name: float(value) for name, value in self.maxima.items()},
-        }
+        return {"loss": float(self.sums["loss"]), **means, **maxima}
 
 
 def join(parts: Iterable[LossFigures]) -> LossFigures:
@@ -315,9 +313,11 @@ def token_loss(
             k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2
         )
     loss = (weight_NT * loss_NT).sum()
-    masked = {name: torch.where(drawn_NT, value_NT.detach(), 0.0) for name, value_NT in counted.items()}
-    sums = {name: value_NT.sum() for name, value_NT in masked.items() if not name.endswith(MAXIMUM)}
-    maxima = {name: value_NT.max() for name, value_NT in masked.items() if name.endswith(MAXIMUM)}
+    sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
+    for name, value_NT in counted.items():
+        largest = name.endswith(MAXIMUM)
+        own_NT = torch.where(drawn_NT, value_NT.detach(), -torch.inf if largest else 0.0)
+        (maxima if largest else sums)[name] = own_NT.max() if largest else own_NT.sum()
     maxima["logprob_difference"] = (new_NT - old_NT).detach().abs().max()
     return loss, LossFigures({"tokens": mask_NT.sum(), **sums, "loss": loss.detach()}, maxima)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from nip_ray.errors import UserError
+from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.generation import Generation, GenerationRequest, TooLong
 from nip_ray.serving.grammar import parts_of
 from nip_ray.serving.protocol import ApiError, Strict
@@ -115,10 +115,10 @@ class ChatBody(Strict):
 
 
 async def complete(shelf: Shelf, folder: Path, body: ChatBody) -> dict[str, Any]:
-    """The chat completion. Raises ApiError for a request that the model cannot meet."""
+    """The chat completion. Raises ApiError for a request that the model cannot meet, or when generation fails."""
     try:
         made = await shelf.generate(folder, [message.plain() for message in body.messages], body.generation(), "refuse")
-    except UserError as error:
+    except (UserError, TrainingError) as error:
         raise refusal(error) from None
     choice = {"index": 0, "message": {"role": "assistant", "content": made.text, "refusal": None}, "logprobs": None}
     return {
@@ -132,7 +132,7 @@ async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[st
     """The chat completion as server-sent events; the first is awaited here, so that an error is a response and not a
     broken stream.
 
-    Raises ApiError for a request that the model cannot meet. Closing the iterator stops the generation.
+    Raises as `complete` does. Closing the iterator stops the generation.
     """
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     messages, request = [message.plain() for message in body.messages], body.generation()
@@ -148,7 +148,7 @@ async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[st
     if first is None and task.done():
         try:
             task.result()
-        except UserError as error:
+        except (UserError, TrainingError) as error:
             raise refusal(error) from None
     return _events(body, task, pieces, first)
 
@@ -180,8 +180,10 @@ async def _events(
         task.cancel()
 
 
-def refusal(error: UserError) -> ApiError:
-    """The response to a request that cannot be met."""
+def refusal(error: UserError | TrainingError) -> ApiError:
+    """The response to a request that cannot be met, or that failed."""
+    if not isinstance(error, UserError):
+        return ApiError(500, str(error))
     return ApiError(400, str(error), "messages", "context_length_exceeded" if isinstance(error, TooLong) else None)
 
 

@@ -23,7 +23,7 @@ from nip_ray.serving.model_folder import context_of, load_served
 
 class Engine:
     """Generates for many at once with one model; a context manager. See `GenerationRequest` and `Generation` for input
-    and output."""
+    and output. closed: it accepts no more, after `close` or since generation broke off."""
 
     def __init__(
         self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
@@ -34,7 +34,7 @@ class Engine:
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)
         self._inbox: list[Row] = []
         self._wake = threading.Condition()
-        self._closed = False
+        self.closed = False
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
@@ -47,7 +47,7 @@ class Engine:
         future: Future[Generation] = Future()
         row = self.batch.row(request, on_text, future)
         with self._wake:
-            if self._closed:
+            if self.closed:
                 raise TrainingError("the engine was closed")
             self._inbox.append(row)
             self._wake.notify()
@@ -60,7 +60,7 @@ class Engine:
     def close(self) -> None:
         """Stop; waiting callers get a TrainingError. May be called twice."""
         with self._wake:
-            self._closed = True
+            self.closed = True
             self._wake.notify()
         self._thread.join()
         atexit.unregister(self.close)
@@ -79,7 +79,7 @@ class Engine:
         except Exception as broken:
             error = TrainingError(f"generation broke off: {type(broken).__name__}: {broken}")
         with self._wake:
-            self._closed = True
+            self.closed = True
             for row in [*self.batch.rows, *self.batch.waiting, *self._inbox]:
                 assert row.future is not None
                 with suppress(Exception):  # cancelled meanwhile
@@ -88,8 +88,8 @@ class Engine:
     def _await_work(self) -> bool:
         """Wait for work and accept it; False once the engine was closed."""
         with self._wake:
-            while not (self.batch.rows or self.batch.waiting or self._inbox or self._closed):
+            while not (self.batch.rows or self.batch.waiting or self._inbox or self.closed):
                 self._wake.wait()
             self.batch.waiting.extend(self._inbox)
             self._inbox.clear()
-            return not self._closed
+            return not self.closed

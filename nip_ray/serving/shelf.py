@@ -120,6 +120,9 @@ class Shelf:
         """The engine of a folder, which now counts as busy with one more call."""
         async with self._loading:
             engine = self._engines.pop(folder, None)
+            if engine is not None and engine.closed:  # it broke off
+                engine.close()
+                engine = None
             if engine is None:
                 idle = [one for one in self._engines if not self._users.get(one)]  # least recently used first
                 for one in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:

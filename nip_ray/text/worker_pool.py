@@ -51,7 +51,11 @@ class WorkerPool:
         async def work(number: int) -> None:
             while waiting:
                 index, call = waiting.pop(0)
-                made[index] = await self._made(number, call, died)
+                try:
+                    made[index] = await self._made(number, call, died)
+                except BaseException:
+                    waiting.clear()
+                    raise
                 if over is not None:
                     over(made)
 

@@ -16,6 +16,7 @@ from nip_ray.learning.token_losses import (
     group_numbers,
     join,
     log_probs_and_entropy,
+    no_figures,
     role_advantages,
     token_loss,
     token_weights,
@@ -194,6 +195,20 @@ def test_the_loss_is_that_of_a_loop_and_adds_up_over_parts(given: dict[str, Any]
         part = {name: value[rows_of_part] for name, value in rows.items()}
         parts.append(token_loss(**part, weight_NT=weight_NT[rows_of_part], settings=settings)[1])
     assert join(parts).metrics() == pytest.approx(figures, rel=1e-9)
+
+
+def test_a_maximum_is_over_tokens_only() -> None:
+    """Not over padding, nor over the share of a learner without turns; without tokens at all it is 0."""
+
+    def surrogate(new: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, settings: Any) -> Any:
+        return new, {"below_max": torch.full_like(new, -3.0)}
+
+    rows, settings = batch(0.5), rule()
+    weight_NT = weights(rows["mask_NT"], settings)
+    own = token_loss(**rows, weight_NT=weight_NT, settings=settings, surrogate=surrogate)[1]
+    none = no_figures(settings, True, surrogate, torch.device("cpu"))
+    assert join([own, none]).metrics()["below_max"] == join([none, own]).metrics()["below_max"] == -3
+    assert none.metrics()["below_max"] == 0
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])

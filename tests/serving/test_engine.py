@@ -1,6 +1,8 @@
 """The engine against plain transformers, one reply at a time; and that neighbours, arrivals and departures change
 nothing."""
 
+import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,13 +12,16 @@ import torch
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn
+from nip_ray.serving import chat_api
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.generation import GenerationRequest, TooLong
 from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.serving.protocol import ApiError
 from nip_ray.serving.sampling import draw, stream, uniforms
+from nip_ray.serving.shelf import Shelf
 from nip_ray.serving.slots import Slots
 from nip_ray.settings.providers import LocalProvider
 
@@ -147,6 +152,32 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
     with pytest.raises(TrainingError, match="ZeroDivisionError"):
         broken.submit(request(1)).result(60)
     broken.close()
+
+
+def test_a_model_is_loaded_again_after_generation_broke_off(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(max_batch_size=4)
+    asks = [{"role": "user", "content": "Is it right?"}]
+    body = chat_api.ChatBody.model_validate({"model": "default", "messages": asks, "max_tokens": 4})
+
+    async def status(broken: bool, streams: bool) -> int:
+        with monkeypatch.context() as patch:
+            if broken:
+                patch.setattr(ContinuousBatch, "_forward", lambda *_: 1 / 0)
+            try:
+                if streams:
+                    events = [event async for event in await chat_api.stream(shelf, default_dir, body)]
+                    assert events[-1].startswith("data: [DONE]")
+                else:
+                    await chat_api.complete(shelf, default_dir, body)
+            except ApiError as error:
+                return error.status if "ZeroDivisionError" in str(error) else 0
+        return 200
+
+    async def statuses() -> list[int]:
+        return [await status(broken, streams) for broken in (False, True, False) for streams in (False, True)]
+
+    with closing(shelf):
+        assert asyncio.run(statuses()) == [200, 200, 500, 500, 200, 200]
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX", "Mistral", "Gemma3"])

@@ -81,7 +81,20 @@ def test_a_part_that_kills_every_worker_ends_the_work(monkeypatch: pytest.Monkey
     made = pool(monkeypatch, 0, MAX_DEATHS)
     with pytest.raises(TrainingError, match=rf"rollout worker 1 died {MAX_DEATHS} times at the same dialogues"):
         asyncio.run(made.work([call(part) for part in range(6)]))
-    assert made.actors[0].asked == 5  # what others were given is done
+    assert made.actors[0].asked == 5  # what was done before that
+
+
+def test_an_error_ends_the_work_after_the_parts_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pool(monkeypatch, 0, 0)
+
+    async def refused(actor: Actor) -> int:
+        actor.asked += 1
+        await asyncio.sleep(0)
+        raise TrainingError("no reply")
+
+    with pytest.raises(TrainingError, match="no reply"):
+        asyncio.run(made.work([refused, *(call(part) for part in range(6))]))
+    assert [actor.asked for actor in made.actors] == [1, 1]
 
 
 @pytest.mark.parametrize(

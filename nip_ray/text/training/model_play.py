@@ -48,7 +48,8 @@ class Talk:
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked. past: a snapshot -> its models by group, for tasks with one."""
+    """models: by group. bills: where tokens are booked. past: a snapshot -> its models by group, for tasks with one.
+    booked: see `Plays`."""
 
     apart = False
 
@@ -60,13 +61,14 @@ class ModelPlay:
         past: Past | None = None,
     ) -> None:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
+        self.booked: dict[str, Use] = {}
         self.groups, self.agents = groups(config), language_agents(config)
         assert isinstance(config.algorithm, TokenTrainingSettings)
         self._most = config.algorithm.micro_batch_tokens
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """The dialogues of these tasks."""
-        self._used = {group: Use() for group in self.groups}
+        self.booked = {group: Use() for group in self.groups}
         dialogues: dict[int, Dialogue] = {}
         replies: list[Reply] = []
         for model in self.models.values():
@@ -77,7 +79,7 @@ class ModelPlay:
             played, said = self._together(scenario, [tasks[place] for place in places], past, split, iteration)
             dialogues |= dict(zip(places, played, strict=True))
             replies += [replace(reply, place=places[reply.place], snapshot=snapshot) for reply in said]
-        return Talk([dialogues[place] for place in range(len(tasks))], replies, self._used)
+        return Talk([dialogues[place] for place in range(len(tasks))], replies, self.booked)
 
     def _together(
         self, scenario: LanguageScenario, tasks: Sequence[Task], past: Mapping[str, Policy], split: str, iteration: int
@@ -169,5 +171,5 @@ class ModelPlay:
             )
         use = Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made))
         self.bills.book(bill, use)
-        self._used[group] += use
+        self.booked[group] += use
         return made

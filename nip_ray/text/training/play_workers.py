@@ -11,7 +11,9 @@ Decisions that matter here:
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -39,10 +41,14 @@ class PlayWorker:
         import torch
 
         torch.set_num_threads(threads)
-        self._config = TextExperimentConfig.model_validate(config)
-        self._models = {group: model_for(self._config, group, run_dir) for group in groups(self._config)}
+        self._config, self._run_dir = TextExperimentConfig.model_validate(config), run_dir
         opponents = self._config.opponents
         self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir).load
+
+    @cached_property
+    def _models(self) -> dict[str, Policy]:
+        """Loaded by the first call: an error in the constructor of an actor would end it, not the run."""
+        return {group: model_for(self._config, group, self._run_dir) for group in groups(self._config)}
 
     def play(
         self,
@@ -73,6 +79,7 @@ class PlayWorkers:
     """The driver's side. Ray must be running, and all nodes see the run folder."""
 
     apart = True
+    booked: Mapping[str, Use] = MappingProxyType({})
 
     def __init__(
         self, config: TextExperimentConfig, run_dir: Path, models: Mapping[str, Policy], bills: TokenBills
@@ -99,6 +106,7 @@ class PlayWorkers:
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """See `ModelPlay.play`. Raises TrainingError if an actor dies repeatedly at the same dialogues."""
         left, known, weights = self._bills.left, ray.put(scenario), self._weights
+        self.booked = {}
 
         def call(own: list[Task]) -> Call:
             allowed = None if left is None else left * len(own) // len(tasks)
@@ -113,6 +121,7 @@ class PlayWorkers:
         self._order(made.replies, tasks)
         for group, use in made.used.items():
             self._bills.book(self._bills.ask(group, use), use)
+        self.booked = made.used
         return made
 
     def _order(self, replies: list[Reply], tasks: Sequence[Task]) -> None:

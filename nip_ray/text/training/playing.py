@@ -28,6 +28,11 @@ class Plays(Protocol):
 
     apart: bool
 
+    @property
+    def booked(self) -> Mapping[str, Use]:
+        """The tokens, by group, that the last `play` has booked so far."""
+        ...
+
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """The dialogues of these tasks."""
         ...
@@ -69,6 +74,7 @@ class Playing:
         self._ahead: Future[Played] | None = None
         self._by: tuple[int, Mapping[str, Any]] | None = None
         self._past: list[dict[str, int]] = []
+        self._failed: Mapping[str, Use] = {}  # of a play that ended early
 
     def now(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """Play with the current weights."""
@@ -120,9 +126,9 @@ class Playing:
 
     def uncounted(self) -> Mapping[str, Use]:
         """Tokens, by group, of dialogues that are played again when a run resumes from a checkpoint of now."""
-        if self._ahead is None or self._ahead.exception() is not None:
+        if self._ahead is None:
             return {}
-        return self._ahead.result().talk.used
+        return self._failed if self._ahead.exception() is not None else self._ahead.result().talk.used
 
     def close(self) -> None:
         """Wait for plays in progress, and end the players."""
@@ -135,7 +141,11 @@ class Playing:
         }
 
     def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
-        talk = self.plays.play(scenario, tasks, "train", iteration)
+        try:
+            talk = self.plays.play(scenario, tasks, "train", iteration)
+        except Exception:
+            self._failed = self.plays.booked
+            raise
         differences = (
             {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
         )

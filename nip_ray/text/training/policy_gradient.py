@@ -32,7 +32,7 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import MAXIMUM, is_ppo
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario
+from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.transcripts import transcript_record
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
@@ -55,6 +55,7 @@ from nip_ray.text.dialogues.runner import (
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
+from nip_ray.text.training.exact import ExactMetrics
 from nip_ray.text.training.metrics import dialogue_metrics, last_test, warn_of_form
 from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.past import PastAgents
@@ -122,6 +123,7 @@ class PolicyGradientTrainer:
         else:
             plays = ModelPlay(config, self.models, self._bills, None if self.past is None else self.past.load)
         self._playing = Playing(plays, learning, self.groups, self._train_tasks)
+        self._exact = ExactMetrics(config, self.scenario, self.models, self._bills, self.rule.micro_batch_tokens)
         self._start_of: dict[str, str] = {}
         self._starts = set[str]()  # groups with a saved model after the warm-up
         self._warned: set[str] = set()
@@ -137,8 +139,10 @@ class PolicyGradientTrainer:
         """
         stage = self.state.stage
         if stage == "test":
-            if not rollout_file(self.folder.path, "test", self.state.iteration - 1).is_file():
-                self.test(self.state.iteration - 1)
+            rows = self.folder.metrics()
+            if rows and "time/test_s" not in rows[-1]:  # learning broke off between tests
+                self.folder.append_metrics(rows[-1] | self.test(self.state.iteration - 1))
+                self.folder.mend_metrics(())
             self._end(self.state.iteration)
             save_state(self.folder, self.state)
             return stage
@@ -422,7 +426,7 @@ class PolicyGradientTrainer:
         )
         with self._averages():
             talk = self._playing.now(self.scenario, tasks, "test", iteration)
-            exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
+            exact = self._exact.of(self.scenario, self.items["test"][: self.rule.num_test_items])
         dialogues, cut = talk.dialogues, self._cut_prompts("eval_sampled", iteration, talk.replies)
         write_dialogues(
             rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1
@@ -435,25 +439,6 @@ class PolicyGradientTrainer:
             **{f"eval/{name}": value for name, value in exact.items()},
             "time/test_s": time.perf_counter() - began,
         }
-
-    def probabilities(self, agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
-        """For each chat, the probability of exactly each of these replies, at the agent's own temperature."""
-        model, own = self.models[self._group_of[agent]], self.agents[agent]
-        temperature = 1.0 if own.temperature is None else own.temperature
-        turns = [
-            Turn(
-                model.chat.prompt_before(chat, own.reply_tokens), model.chat.reply(chat, reply), temperature=temperature
-            )
-            for chat in chats
-            for reply in replies
-        ]
-        hosted = self._provider(self._group_of[agent]).hosted  # else nothing is billed
-        read = sum(len(turn.prompt) + len(turn.reply) for turn in turns) if hosted else 0
-        bill = self._bills.ask(self._group_of[agent], Use(len(turns) if hosted else 0, read))
-        log_probs = [sum(found) for found in model.logprobs(turns, self.rule.micro_batch_tokens)]
-        self._bills.book(bill)
-        given = torch.tensor(log_probs, dtype=torch.float64).exp().view(len(chats), len(replies))
-        return given.tolist()
 
     def _write_transcripts(
         self,
@@ -560,6 +545,7 @@ class PolicyGradientTrainer:
             self.past.load_state(found.state["past"])
         rewind_checkpoints(where, found.iteration)
         self.folder.rewind_metrics(found.iteration)
+        self.folder.rewind_transcripts(found.iteration)
         ends = found.iteration >= self.config.iterations
         over = ends and self.state.over  # else it ends here unplanned, or was killed when it did
         self.state = replace(

@@ -35,6 +35,7 @@ from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.secrets import Redactor
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.text_training import FineTuningSettings
+from nip_ray.storage.checkpoint import kept_iterations
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
 from nip_ray.text.costs.budget import Reservation
@@ -497,7 +498,7 @@ def begin(
     Redactor(
         [name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]
     ).install()
-    first = learns_from_tokens(config) and state.stage == "format_warmup"
+    first = learns_from_tokens(config) and not kept_iterations(folder.checkpoints)  # the trainer begins with a warm-up
     about = RunInfo(
         folder.path,
         run_id(folder, config.name, config.seed),

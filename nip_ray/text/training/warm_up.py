@@ -59,8 +59,8 @@ def scenario_examples(
     step: int,
     seed: int,
 ) -> list[Example]:
-    """Examples of those agents of a group that are taught, for a supervised step: up to `rule.warmup_batch_size`.
-    scenarios: with their training items; they take turns by step."""
+    """Examples of those agents of a group that are taught, for a supervised step: up to `rule.warmup_batch_size`,
+    but one of each at least. scenarios: with their training items; they take turns by step."""
     taught = [agent for agent in members if rule.warmup_agents is None or agent in rule.warmup_agents]
     count = max(1, rule.warmup_batch_size // max(1, len(taught)))
     scenario, items = scenarios[step % len(scenarios)]

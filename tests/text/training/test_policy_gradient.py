@@ -2,6 +2,7 @@
 a run."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -33,11 +34,14 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.costs.prices import BudgetExhausted
+from nip_ray.text.costs.token_bills import Use
 from nip_ray.text.parts import load_state, prepare, save_state
+from nip_ray.text.training import trainer as training
 from nip_ray.text.training import warm_up
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
+from nip_ray.text.training.playing import Playing
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.trainer import begin, new_state
 from tests.text.provider import ROOT
@@ -289,7 +293,12 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
     verifier = {"verifier": {"kl_coefficient": 0.1}}
     raw = make(
-        entropy_coefficient=0.1, kl_estimator="k2", kl_refresh=2, agents=verifier, average_weights=0.9
+        entropy_coefficient=0.1,
+        kl_estimator="k2",
+        kl_refresh=2,
+        agents=verifier,
+        average_weights=0.9,
+        anneal_warmup=True,
     ).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {
         **raw["scenario"]["agents"]["_default"],
@@ -474,6 +483,64 @@ def test_a_curriculum_teaches_nothing_that_is_held_out(make: Make, tmp_path: Pat
     assert 1190 < len(taught) < 1200
 
 
+def test_trackers_get_the_row_before_the_first_iteration(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    continued, opened = list[int](), training.open_trackers
+
+    def noted(settings: Any, about: Any) -> Any:
+        continued.append(about.resumed_from)
+        return opened(settings, about)
+
+    monkeypatch.setattr(training, "open_trackers", noted)
+    run_experiment(make().model_copy(update={"iterations": 1}), tmp_path / "run", quiet=True)
+    resume_experiment(tmp_path / "run", iterations=2, quiet=True)
+    assert continued == [-1, 1]
+
+
+def test_what_a_play_ahead_booked_before_it_failed_is_played_again() -> None:
+    class Fails:
+        apart, booked = False, {"verifier": Use(1, 2, 3)}
+
+        def take(self, weights: Any) -> None:
+            """Nothing."""
+
+        def play(self, *given: Any) -> Any:
+            raise BudgetExhausted("budget.tokens")
+
+    playing = Playing(Fails(), {}, {}, lambda iteration: (None, []))  # type: ignore[arg-type, return-value]
+    assert playing.uncounted() == {}
+    playing.begin(1)
+    assert playing.uncounted() == Fails.booked
+
+
+def test_exact_metrics_are_of_what_is_played(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the end token where play leaves no room for it, and left out where replies are drawn otherwise."""
+    raw = make().model_dump(mode="json")
+    own = raw["scenario"]["agents"]["_default"]
+
+    def trainer_of(**change: Any) -> PolicyGradientTrainer:
+        raw["scenario"]["agents"]["verifier"] = {**own, **change}
+        config: Any = config_from_dict(raw)
+        with RunFolder.create(tmp_path / "_".join(change), config_to_yaml(config)) as folder:
+            made = begin(config, folder, prepare(config), new_state(config))
+        assert isinstance(made, PolicyGradientTrainer)
+        return made
+
+    made, ask = trainer_of(max_tokens=1), [{"role": "user", "content": "move m0 a b"}]
+    model = made.models["verifier"]
+    prompt, reply = model.chat.prompt(ask), model.chat.reply(ask, "accept")
+    assert len(reply) == 2
+    [[drawn]] = model.logprobs([TokenTurn(prompt, reply[:1])])
+    assert made._exact.probabilities("verifier", [ask], ["accept"]) == [[pytest.approx(math.exp(drawn))]]
+    assert "left out" not in capsys.readouterr().err
+    for change in ({"temperature": 0.0}, {"top_p": 0.5}):
+        made = trainer_of(frozen=True, **change)
+        (key,) = change
+        assert f"exact metrics are left out: scenario.agents.verifier.{key} is" in capsys.readouterr().err
+        assert made._exact.of(made.scenario, made.items["test"]) == {}
+
+
 def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_path: Path) -> None:
     agents = {"prover0": {"group": "provers"}, "prover1": {"group": "provers"}, "verifier": {"frozen": True}}
     raw = make().model_dump(mode="json")
@@ -524,6 +591,8 @@ def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(
     with RunFolder.open(run) as folder:
         assert load_state(folder).models()["verifier"] == "verifier-000002"
         assert folder.read_json("evaluation.json")["iteration"] == 2
+    assert [row["iteration"] for row in rows(run)] == [0, 1, 2], "the last has the test too"
+    assert {"eval/worst_case/soundness", "eval_sampled/verifier/accuracy", "train/verifier/accuracy"} <= {*rows(run)[2]}
     assert weights(run)
     monkeypatch.undo()
     assert resume_experiment(run, iterations=4, quiet=True).iterations == 4
