@@ -67,7 +67,7 @@ def evaluate(
                 )
             folder = local_run(run_dir)
             check_run_dir(folder)
-            _rerun(folder, dataset, seed, as_json)
+            _rerun(folder, dataset, seed, as_json, quiet)
             return
         _refuse_no_file("--instances", instances)
         # libraries may print: stdout is for the metrics
@@ -87,6 +87,7 @@ def evaluate(
             )
         if as_json:
             print_json(figures)
+        if as_json or quiet:
             return
         counted = [key for key in figures if f"{key}/n" in figures]
         ends = {f"{key}/{end}" for key in counted for end in ("lower", "upper", "n")}
@@ -245,14 +246,15 @@ def _interval(record: Mapping[str, Any] | None) -> str:
     return f"{record['estimate']:.3f}{ends}"
 
 
-def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool) -> None:
-    """Evaluate all checkpoints of a run and print the results."""
+def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool, quiet: bool) -> None:
+    """Evaluate all checkpoints of a run and print the results, unless quiet."""
     with redirect_stdout(sys.stderr):
         from nip_ray.evaluation.verbs.rerun import rerun_tests
 
-        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=as_json)
+        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=quiet or as_json)
     if as_json:
         print_json({"checkpoints": rows})
+    if as_json or quiet:
         return
     shown = [key for key in rows[-1] if f"{key}/n" in rows[-1] and key.count("/") == 2 and "=" not in key]
     print_table(

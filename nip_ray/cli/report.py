@@ -114,6 +114,8 @@ def _print_pair(found: Mapping[str, Any]) -> None:
     print_table(header, rows)
     if found["left_out"]:
         typer.echo(f"{found['left_out']} instances that a run has trained on are left out")
+    if found["only_in_one"]:
+        typer.echo(f"{found['only_in_one']} instances that only one of the runs has are left out")
 
 
 @app.command()

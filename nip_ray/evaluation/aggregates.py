@@ -31,8 +31,8 @@ from nip_ray.seeding import stable_seed
 RESAMPLES = 2000
 MIN_SEEDS = 5  # with fewer, normality cannot be checked, so claims are limited to these runs
 Z95 = 1.959963984540054  # the normal quantile of 0.975
-FREE_KEYS: tuple[str, ...] = ("seed", *sections(ExperimentConfig, "affects_numbers", False))
-"""Config sections in which runs of one group may differ: apart from the seed, none affects learning."""
+FREE_KEYS: tuple[str, ...] = ("seed", *{*sections(ExperimentConfig, "affects_numbers", False)} - {"stop"})
+"""Config sections in which runs of one group may differ: apart from the seed, none affects learning, or its length."""
 
 Array = npt.NDArray[np.float64]
 

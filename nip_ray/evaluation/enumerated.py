@@ -15,13 +15,14 @@ from nip_ray.play.scenario import Scenario
 
 
 def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
-    """Situations among these instances per instance; None where the instances are a sample, or not all situations are
-    among them."""
+    """Situations among these instances per instance; None where the instances are a sample, or situations are not all
+    among them equally often."""
     situation_I = scenario.situation_I()
     if situation_I is None or len(id_B) == 0:
         return None
-    found = situation_I[id_B.to(situation_I.device)].unique()
-    return len(found) / len(id_B) if len(found) == len(situation_I.unique()) else None
+    found, count = situation_I[id_B.to(situation_I.device)].unique(return_counts=True)
+    every = len(found) == len(situation_I.unique()) and bool((count == count[0]).all())
+    return len(found) / len(id_B) if every else None
 
 
 def as_exact(tree: Any, part: float | None) -> Any:

@@ -14,6 +14,7 @@ from nip_ray.evaluation.intervals import Mean, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
+from nip_ray.evaluation.solo_run import Score
 from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes
 from nip_ray.play.lookahead import lookahead
@@ -42,10 +43,10 @@ def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict
 class Examination:
     """The examined instances, in a fixed order, and how they are played.
 
-    alone: (pairs judged rightly, pairs) by a verifier trained alone, if that was measured on this split.
+    alone: the scores of a verifier trained alone, if that was measured on this split (`solo_run_score`).
     """
 
-    alone: tuple[int, int] | None = None
+    alone: tuple[Score, Score | None] | None = None
 
     def __init__(
         self,
@@ -103,9 +104,12 @@ class Examination:
 
     def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
         """((judged rightly, instances) without a prover, source): the better of the scenario's and `alone`."""
-        fitted = self.scenario.solo_baseline(self.ids)
-        if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
-            return self.alone, "verifier trained alone"
+        return self._better(self.ids, None if self.alone is None else self.alone[0])
+
+    def _better(self, ids: torch.Tensor, alone: Score | None) -> tuple[Score | None, str | None]:
+        fitted = self.scenario.solo_baseline(ids)
+        if fitted is not None and alone is not None and alone[0] / alone[1] > fitted[0] / fitted[1]:
+            return alone, "verifier trained alone"
         return fitted, None if fitted is None else FITTED
 
     def trained_with(self) -> torch.Tensor | None:
@@ -221,11 +225,11 @@ class Examination:
         if "greedy" in document:
             document["greedy"] = as_exact(document["greedy"], self.distinct)
         if (kept_K := _apart(trained_B)) is not None:
-            fitted = self.scenario.solo_baseline(self.ids[kept_K])
+            baseline, by = self._better(self.ids[kept_K], None if self.alone is None else self.alone[1])
             document["unseen"] = {
                 "wl_bound": self.scenario.wl_bound(self.ids[kept_K]),
-                "solo_baseline": None if fitted is None else proportion(*fitted).record(),
-                "solo_baseline_by": None if fitted is None else FITTED,
+                "solo_baseline": None if baseline is None else proportion(*baseline).record(),
+                "solo_baseline_by": by,
                 **{mode: self.record(rollout.copies(kept_K)) for mode, rollout in rollouts.items()},
             }
         rollout = rollouts.get("sampled")

@@ -1,5 +1,6 @@
 """The score of a verifier trained alone, from its run folder: the other half of the baseline without a prover."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig
@@ -11,8 +12,13 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 _KEY = "evaluation.solo_run"
 
 
-def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
-    """(held-out pairs judged rightly by `evaluation.solo_run`, held-out pairs), greedy; None if no run is named.
+Score = tuple[int, int]
+"""Pairs judged rightly, and pairs."""
+
+
+def solo_run_score(config: ExperimentConfig) -> tuple[Score, Score | None] | None:
+    """The score of `evaluation.solo_run` on the held-out pairs, and on those that are no training pairs (None if all
+    are), greedy; None if no run is named.
 
     Raises UserError unless that is a finished run of a verifier alone, on the same data and with as many
     message-passing layers, that was evaluated on all held-out pairs.
@@ -47,13 +53,19 @@ def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
             )
         if not (folder.path / "evaluation.json").is_file():
             raise UserError(f"{_KEY}: {path}: has no evaluation.json, let it finish first")
-        record: dict[str, Any] = folder.read_json("evaluation.json").get("greedy", {}).get("verifier/accuracy", {})
-    if not record.get("n") or other.evaluation.max_instances is not None:
+        document = folder.read_json("evaluation.json")
+    whole, unseen = (_score(part) for part in (document, document.get("unseen") or {}))
+    if whole is None or other.evaluation.max_instances is not None:
         raise UserError(
             f"{_KEY}: {path}: was not evaluated on all held-out pairs, train it with evaluation.greedy and no"
             " max_instances"
         )
-    return round(record["estimate"] * record["n"]), record["n"]
+    return whole, unseen
+
+
+def _score(document: Mapping[str, Any]) -> Score | None:
+    record = document.get("greedy", {}).get("verifier/accuracy", {})
+    return (round(record["estimate"] * record["n"]), record["n"]) if record.get("n") else None
 
 
 def _seen(config: ExperimentConfig) -> tuple[Any, Any]:

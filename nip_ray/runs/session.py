@@ -210,6 +210,7 @@ class Session:
         Returns the last row with the last evaluation's metrics.
         """
         from nip_ray.evaluation.report import write_report
+        from nip_ray.evaluation.verbs.kept_attack import carried, merged
 
         settings = self.config.evaluation
         say_stage("evaluation", self.quiet)
@@ -221,6 +222,7 @@ class Session:
             settings.message_regression,
             settings.worst_case_episodes,
         )
+        document = carried(self.folder, document)
         self.folder.write_json("evaluation.json", document)
         write_report(self.folder.path)
         if settings.attack.enabled:  # takes minutes: the rest is complete if it is interrupted
@@ -231,7 +233,7 @@ class Session:
             figures = attack(
                 self.config, examination.scenario, networks, unseen, seed, settings.attack, quiet=self.quiet
             )
-            self.folder.write_json("evaluation.json", {**document, **figures})
+            self.folder.write_json("evaluation.json", merged(document, figures))
             write_report(self.folder.path)
         mark_finished(self.folder)
         self._failed = False

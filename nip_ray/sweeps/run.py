@@ -35,13 +35,13 @@ from nip_ray.cluster.interrupts import interruptible
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.cluster.resources import check_cluster, trial_bundles
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
 from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.config.plugins import code_in, know
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.experiment import try_files
+from nip_ray.runs.stopping import stopped_at
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_document
 from nip_ray.sweeps import compat
@@ -147,7 +147,10 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     spec = load_sweep(folder / SPEC, of_run=True)
     with _claimed(folder, new=False):
         if (folder / SUMMARY).is_file() and not quiet:
-            statuses = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"]
+            try:
+                statuses = dict(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"])
+            except (ValueError, KeyError, TypeError):  # it is written again
+                statuses = {}
             if sum(statuses.values()) == spec.num_trials and not statuses.get("unfinished"):
                 say(f"{folder}: the sweep is finished, all {spec.num_trials} trials have ended")
         _connect(_some_configs(spec))
@@ -252,13 +255,12 @@ def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[st
     metrics: dict[str, Any] = {}
     for row in rows:
         metrics |= {key: value for key, value in row.items() if isinstance(value, int | float) and key != "iteration"}
-    total = values.get("iterations", spec.base.get("iterations", keys_of(spec.kind)["iterations"].default))
     iterations, metric = rows[-1]["iteration"] if rows else 0, spec.settings.metric
     return TrialRecord(
         trial_id=trial.trial_id,
         values=values,
         seed=seed,
-        status=_status(trial, last, iterations >= total),
+        status=_status(trial, last, _complete(spec, trial, rows)),
         run_dir=folder / TRIALS / trial.trial_id if rows else None,
         iterations=iterations,
         metrics=metrics,
@@ -266,6 +268,16 @@ def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[st
         seconds=float(last.get("time_total_s", 0.0)),
         error=_error(trial, last),
     )
+
+
+def _complete(spec: SweepSpec, trial: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a trial with these rows has all its iterations, or was ended by its own `stop`."""
+    try:
+        config = config_of(spec, values_of(trial.config))
+        ended = isinstance(config, ExperimentConfig) and stopped_at(rows, config.stop) is not None
+        return bool(rows) and (ended or rows[-1]["iteration"] >= config.iterations)
+    except (UserError, TrainingError):  # a plugin that is gone, or a metric of `stop` that is not logged
+        return False
 
 
 def _status(trial: Any, last: Mapping[str, Any], complete: bool) -> Status:

@@ -261,7 +261,8 @@ def figure_of(trial: TrialRecord, metric: str) -> float | None:
 
 def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:
     ordered = tuple(sorted(trials, key=lambda trial: trial.seed))
-    done = [x for trial in ordered if trial.status == "done" and (x := figure_of(trial, metric)) is not None]
+    own = {trial.seed: figure_of(trial, metric) for trial in ordered if trial.status == "done"}
+    done = [x for x in own.values() if x is not None]  # one of each seed: a search may try a setting twice
     rest = [x for trial in ordered if trial.status != "done" and (x := figure_of(trial, metric)) is not None]
     last = sum(rest) / len(rest) if rest else None
     return SettingSummary(ordered[0].values, ordered, tuple(done), last)

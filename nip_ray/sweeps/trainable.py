@@ -40,7 +40,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
 
     def advance(self, work: Session) -> dict[str, Any]:
         before, size = work.saved_at, self.config.get("iterations_per_report", 1)
-        for _ in range(size):
+        for _ in range(size - work.iteration % size):  # up to a multiple, also after a restart
             if not work.over:
                 work.step()
         if work.over:

@@ -98,11 +98,10 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
 
 def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
     """Place of Tune's own state, and its retries. All its checkpoints are kept: they point into the run folders."""
-    failures = 0 if spec.settings.fail_fast else spec.settings.max_failures
     return tune.RunConfig(
         name=TUNE,
         storage_path=str(folder),
-        failure_config=tune.FailureConfig(max_failures=failures),
+        failure_config=tune.FailureConfig(max_failures=spec.settings.max_failures),
         checkpoint_config=tune.CheckpointConfig(num_to_keep=None, checkpoint_frequency=0, checkpoint_at_end=False),
         callbacks=[callback],
         verbose=0,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -60,6 +61,9 @@ def test_a_sample_of_the_situations_is_not_exact() -> None:
     ids = scenario.ids("test")
     assert distinct_part(scenario, ids) == 4 / 1024
     assert distinct_part(scenario, ids[:3]) is None
+    first = [int((scenario.situation_I() == secret).nonzero()[0]) for secret in range(4)]
+    assert distinct_part(scenario, torch.tensor(first)) == 1
+    assert distinct_part(scenario, torch.tensor([*first, first[0]])) is None, "all, but not equally often"
     assert distinct_part(played_scenario(small().protocol, small().scenario, small().algorithm), ids[:3]) is None
 
 

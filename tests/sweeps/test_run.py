@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import LOCK, RunFolder, lock
-from nip_ray.sweeps.run import SweepResult, free_folder, resume_sweep, run_sweep
+from nip_ray.sweeps.run import SweepResult, _record, free_folder, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 from tests.runs.small import MESSAGES, environment, small, untimed
 
@@ -41,6 +42,37 @@ all."""
 
 def rows(run: Path) -> list[dict[str, Any]]:
     return [untimed(row) for row in RunFolder.open(run).metrics()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "case", "reached", "status"),
+    [
+        ({"iterations": 4, "stop": {"metric": METRIC, "until": 0.9}}, None, 2, "done"),
+        ({"iterations": 4}, None, 2, "stopped"),
+        (
+            {"sweep": {"metric": METRIC, "cases": {"short": {"iterations": 2}, "long": {"iterations": 8}}}},
+            "short",
+            2,
+            "done",
+        ),
+        (
+            {"sweep": {"metric": METRIC, "cases": {"short": {"iterations": 2}, "long": {"iterations": 8}}}},
+            "long",
+            5,
+            "stopped",
+        ),
+    ],
+)
+def test_a_trial_is_done_when_its_own_config_says_so(
+    tmp_path: Path, changes: dict[str, Any], case: str | None, reached: int, status: str
+) -> None:
+    spec = parse_sweep({**MESSAGES, "sweep": {"metric": METRIC}, **changes})
+    values = {} if case is None else {"case": case}
+    trial = SimpleNamespace(
+        trial_id="a", status="TERMINATED", last_result={"done": True}, config={"values": values}, error_file=None
+    )
+    rows = [{"iteration": 1, METRIC: 0.5}, {"iteration": reached, METRIC: 0.95}]
+    assert _record(spec, tmp_path, trial, rows).status == status
 
 
 @pytest.fixture(scope="module")

@@ -147,6 +147,17 @@ def test_more_samples_leave_the_first_as_they_were() -> None:
     assert many[:2] == few
 
 
+def test_no_setting_is_drawn_twice() -> None:
+    """It would be the same runs, which are not more seeds."""
+    rates, many = {"choice": [1e-3, 3e-3]}, {"num_epochs": {"grid": [2, 4]}}
+    drawn = draw_settings(parse_sweep(game({"num_samples": 2}, algorithm={"lr": rates, **many})))
+    assert sorted(one["algorithm.lr"] for one in drawn) == [1e-3, 1e-3, 3e-3, 3e-3]
+    with pytest.raises(
+        UserError, match=r"sweep\.num_samples: got 3, but 2 different settings were found in algorithm\.lr"
+    ):
+        draw_settings(parse_sweep(game({"num_samples": 3}, algorithm={"lr": rates})))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -43,6 +43,12 @@ def test_settings_are_grouped_by_their_values_and_show_each_seed() -> None:
     assert (summary.statuses, summary.seconds) == ({"done": 4}, 8.0)
 
 
+def test_a_seed_counts_once_though_a_search_tried_its_setting_twice() -> None:
+    summary = summarise(SETTINGS, [trial(1e-3, 0, 0.9), trial(1e-3, 0, 0.9)])
+    assert summary.settings[0].figures == (0.9,)
+    assert "one seed" in summary.note
+
+
 def test_where_one_seed_fails_every_seed_stands_beside_the_mean() -> None:
     """Student's interval of such seeds holds the mean of all seeds in two cases of three; no interval is claimed."""
     for figures, shown in (

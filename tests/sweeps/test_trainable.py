@@ -134,6 +134,14 @@ def test_tunes_counter_is_that_of_the_run_after_a_restore(root: Path, tmp_path: 
         assert [made.train()["training_iteration"] for _ in range(2)] == [1, 2]
 
 
+def test_reports_stay_at_multiples_after_a_process_was_lost(root: Path) -> None:
+    """Else a trial would be compared at other iterations than its rivals."""
+    with trial(root, "before", values=LR) as made:
+        steps(made, 2)
+    with trial(root, "before", values=LR, iterations_per_report=3) as made:
+        assert [result["iteration"] for result in steps(made, 2)] == [3, 6]
+
+
 def test_a_finished_trial_that_starts_again_trains_no_more(root: Path) -> None:
     with trial(root, "donor", values={**LR, "iterations": 4}) as made:
         result = made.step()

@@ -343,7 +343,7 @@ def group_figure(group: Group, key: str) -> Figure | None:
     found = _of_runs(group, key)
     if len(found) < 2:
         return found[0] if found else None
-    counts = [figure.n for figure in found if figure.n]
+    counts = [figure.n for figure in found if figure.n and figure.lower != figure.upper]  # not of exact ones
     known = [counts] if _is_share(key) and len(counts) == len(found) else None
     return figure_of(stratified_interval([[figure.estimate for figure in found]], seed=0, n_KL=known).record())
 

@@ -50,7 +50,8 @@ def attack(
     target = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
     with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
         entries = attacked(target, settings, lambda done, what: show(done, {"stage": what}))
-    return attack_as_exact(entries, distinct_part(scenario, held_out))
+    sampled = settings.max_instances is not None and settings.max_instances < len(held_out)
+    return attack_as_exact(entries, None if sampled else distinct_part(scenario, held_out))
 
 
 def check_attack(config: ExperimentConfig) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import changes_of, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.learning_rules import message_regression
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, plain
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.search_rules import searching
@@ -156,6 +157,8 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
         return config
     changed = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), settings))
     assert isinstance(changed, ExperimentConfig)
+    if faults := [*message_regression(changed)]:
+        raise UserError(*faults)
     return changed
 
 

@@ -47,6 +47,16 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
     return not differing
 
 
+def carried(folder: RunFolder, document: Mapping[str, Any]) -> dict[str, Any]:
+    """`document`, new metrics of a finished run, with the attack that its `evaluation.json` has on the same checkpoint,
+    split and number of instances."""
+    stored, _ = _stored(folder)
+    if stored is None or "attack" not in stored or any(stored.get(name) != document.get(name) for name in _ABOUT):
+        return dict(document)
+    names = ("attack", "deciders_under_attack", *(name for own in ENTRIES.values() for name in own))
+    return {**document, **{name: stored[name] for name in names if name in stored}}
+
+
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
     """Put an attack's results in `evaluation.json` and rewrite the report. document: the rest of a new file."""
     from nip_ray.evaluation.report import write_report

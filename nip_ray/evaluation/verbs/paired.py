@@ -60,9 +60,9 @@ class Judged:
 def compare_paired(
     first: Path | str, second: Path | str, *, dataset: Path | str | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """{"runs": two of {"run_dir", "protocol", "iteration"}, "num_instances", "left_out", "dataset", and for accuracy,
-    completeness, soundness and undecided {"first", "second", "difference" (records; first less second), "only_first",
-    "only_second" (instances), "p"}}.
+    """{"runs": two of {"run_dir", "protocol", "iteration"}, "num_instances", "left_out" (that a run has trained on),
+    "only_in_one" (run), "dataset", and for accuracy, completeness, soundness and undecided {"first", "second",
+    "difference" (records; first less second), "only_first", "only_second" (instances), "p"}}.
 
     dataset: a file of instances, for networks (None: the held-out split). seed: of the episodes. Raises UserError for
     runs without a verifier, without a checkpoint or test, of different scenarios, and with other instances.
@@ -86,8 +86,8 @@ def compare_paired(
             else "name runs with the same items"
         )
         raise UserError(f"--paired: {first} and {second} have other held-out instances; {hint}")
-    judged, count = (one.at(shared[0]), other.at(shared[1])), max(len(one.y_B), len(other.y_B))
-    one, other = judged
+    counts = (len(one.y_B), len(other.y_B))
+    one, other = judged = (one.at(shared[0]), other.at(shared[1]))
     if one.protocol.verdicts != other.protocol.verdicts:
         verdicts = [", ".join(run.protocol.verdicts) for run in judged]
         raise UserError(
@@ -104,7 +104,8 @@ def compare_paired(
             for run_dir, found in zip(run_dirs, judged, strict=True)
         ],
         "num_instances": int(kept_B.sum()),
-        "left_out": count - int(kept_B.sum()),
+        "left_out": len(kept_B) - int(kept_B.sum()),
+        "only_in_one": sum(counts) - 2 * len(kept_B),
         "dataset": None if dataset is None else str(dataset),
         **{
             name: pair_record(hit_B[of_B], second_shares[name][0][of_B], distinct=one.distinct)

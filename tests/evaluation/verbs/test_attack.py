@@ -14,7 +14,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack_table import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
-from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep, merged
+from nip_ray.evaluation.verbs.kept_attack import can_be_kept, carried, keep, merged
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
@@ -172,6 +172,18 @@ def test_a_figure_without_its_table_and_a_table_without_its_figure_go(attack: An
     found = merged({"soundness_under_attack": {"estimate": 0.5}, "attack": attack}, entries("completeness", 0.9))
     assert set(found) == {"completeness_under_attack", "attack"}
     assert found["attack"]["completeness"] == {"attackers": [], "seed": 0}
+
+
+def test_metrics_of_the_same_checkpoint_keep_the_attack(tmp_path: Path) -> None:
+    about = {"iteration": 3, "split": "test", "num_instances": 20}
+    with RunFolder.create(tmp_path / "run", "") as folder:
+        assert carried(folder, about) == about
+        folder.write_json("evaluation.json", merged({**about, "greedy": {"old": 1}}, entries("soundness", 0.5)))
+        kept = carried(folder, {**about, "greedy": {}})
+        assert (kept["greedy"], kept["attack"]["soundness"]["seed"]) == ({}, 0)
+        assert {*ENTRIES["soundness"]} < {*kept}
+        for change in ({"iteration": 4}, {"num_instances": 8}):
+            assert carried(folder, {**about, **change}) == {**about, **change}
 
 
 def test_an_attack_about_other_instances_leaves_the_file_alone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_dialogues_of_language_models_are_paired_by_their_items(tmp_path: Path) 
         config = load_config(write_config(tmp_path, data))
         run_dirs.append(run_experiment(config, tmp_path / f"run{number}", quiet=True).run_dir)
     found = compare_paired(*run_dirs)
-    assert (found["num_instances"], found["left_out"]) == (10, 2)
+    assert (found["num_instances"], found["left_out"], found["only_in_one"]) == (10, 0, 2)
     own = RunFolder.open(run_dirs[1]).read_json("evaluation.json")["sampled"]
     assert found["soundness"]["second"] == own["verifier/soundness"]
 
