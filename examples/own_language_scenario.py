@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
+from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn
 from nip_ray.play.dialogues import rulebook
 from nip_ray.plugins import register_language_scenario
@@ -48,8 +49,14 @@ class Claim:
 
 def claims(settings: ClaimSettings, seed: int) -> dict[str, list[Claim]]:
     """Every other claim is off by some tens, so that its last digit is right; no product is in both splits."""
+    factors = settings.largest - 10
+    if (wanted := settings.num_train + settings.num_test) > factors * (factors + 1) // 2:
+        raise UserError(
+            f"scenario.largest: {settings.largest} gives {factors * (factors + 1) // 2} products, but num_train and"
+            f" num_test ask for {wanted}; raise it"
+        )
     random, seen, made = Random(stable_seed(seed, "arithmetic claims")), set[tuple[int, ...]](), []
-    while len(made) < settings.num_train + settings.num_test:
+    while len(made) < wanted:
         one, two = random.randint(11, settings.largest), random.randint(11, settings.largest)
         y, off = len(made) % 2, random.choice([*range(-50, 0, 10), *range(10, 60, 10)])
         if (pair := tuple(sorted((one, two)))) not in seen:

@@ -260,7 +260,7 @@ class Copies:
 
     def _find_factors(self, agent: str) -> list[tuple[Tensor, Tensor]]:
         obs, layout = self.tensors(agent), self.layouts[agent]
-        open_B = ~self.play.over_B
+        open_B = self.turn_B(agent)
         speaks_BF = obs["speaks"] & open_B[:, None]
         legal_BFS = self.play.scenario.legal_symbols(agent, obs)
         found: list[tuple[Tensor, Tensor]] = []

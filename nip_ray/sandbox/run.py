@@ -3,8 +3,8 @@
 Two levels, docs/sandbox.md has them in full:
 
 - "trusted": a fresh interpreter under limits on time, memory, processes, files and output, without our environment,
-  descriptors and packages. It is still a process of this user: it can read and change what this user can, and use the
-  network;
+  descriptors and packages. It is still a process of this user: it can read and change what this user can, the
+  environment of our processes included, and use the network;
 - "isolated": the same interpreter in bwrap, else in a container of Docker or Podman: without network, other processes
   or files. An error if none of them works.
 

@@ -154,6 +154,20 @@ def test_an_ended_copy_stays_as_it_is_while_others_play_on() -> None:
     assert copies.text(1) != ended
 
 
+def test_a_member_that_has_voted_has_one_choice() -> None:
+    panel = {"protocol": {"name": "judge_panel", "judges": 2, "max_rounds": 4}}
+    copies = nip_ray.vector.parallel({**zoo.IDS["nip_ray/graph_isomorphism_judge_panel-v0"], **panel}, 1).copies
+    copies.reset(seed=0)
+    while not bool(copies.turn_B("judge0")[0]):
+        copies.step({agent: np.zeros((1, len(copies.sizes[agent])), int) for agent in copies.agents})
+    actions = {agent: np.zeros((1, len(copies.sizes[agent])), int) for agent in copies.agents}
+    actions["judge1"][0, -1] = 2  # continues
+    copies.step(actions)
+    copies.step({agent: np.zeros((1, len(copies.sizes[agent])), int) for agent in copies.agents})
+    assert (bool(copies.turn_B("judge0")[0]), bool(copies.turn_B("judge1")[0])) == (False, True)
+    assert [int(mask_BS.sum()) for mask_BS, _ in copies._factors("judge0")] == [1] * len(copies.sizes["judge0"])
+
+
 def test_a_list_of_seeds_is_one_for_each_copy() -> None:
     env = nip_ray.vector.parallel(MESSAGES, 3)
     _, told = env.reset(seed=[7, None, 5])

@@ -47,7 +47,7 @@ VARIABLES = {
     "name": "the agent's name in chats",
     "names": "agent -> its name in chats",
     "verifier_name": "the verifier's name in chats; of a panel, all names",
-    "panel": "of a panel: members, rule (a sentence), paid_for (vote or verdict)",
+    "panel": "of a panel: members, rule (a sentence), is_mean (its verdict is the mean), paid_for (vote or verdict)",
     "max_questions": "the verifier's turns minus one",
     "min_questions": "its turns in which a decision does not count yet",
     "max_response_words": "words that a reply may have",
@@ -430,7 +430,15 @@ def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, rol
             if agent in protocol.verifiers
             else " and ".join(roles[one].name for one in protocol.verifiers)
         ),
-        "panel": {} if protocol.panel is None else {**asdict(protocol.panel), "rule": _RULES[protocol.panel.rule]},
+        "panel": (
+            {}
+            if protocol.panel is None
+            else {
+                **asdict(protocol.panel),
+                "rule": _RULES[protocol.panel.rule],
+                "is_mean": protocol.panel.rule == "mean",
+            }
+        ),
         "max_questions": protocol.verifier_turns - 1,
         "min_questions": _turns_too_early(protocol),
         "max_response_words": scenario.agent_settings(agent).max_response_words,

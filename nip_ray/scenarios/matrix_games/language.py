@@ -65,8 +65,8 @@ class KuhnPokerInWords(LanguageScenario):
         for r in range(PLAYERS.index(agent), len(moves) + 1, 2):
             heard = f"{moves[r - 1]}: " if r else ""
             chat.append({"role": "user", "content": f"{heard}{' or '.join(_words(moves[:r]))}?"})
-            if r < len(moves) and not dialogue.rounds[r][0].invalid:
-                chat.append({"role": "assistant", "content": dialogue.rounds[r][0].raw})
+            if r < len(moves):
+                chat.append({"role": "assistant", "content": moves[r]})
         return chat
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -122,8 +122,11 @@ def information_sets() -> Iterator[tuple[int, int, Dialogue]]:
 
 
 def _moves(dialogue: Dialogue) -> list[str]:
-    """The word of every round so far; "" for an unusable reply."""
-    return [turns[0].messages["main"] for turns in dialogue.rounds]
+    """The word of every round so far; an unusable reply passes, which no agent can tell from the word."""
+    moves: list[str] = []
+    for turns in dialogue.rounds:
+        moves.append(turns[0].messages["main"] or _words(moves)[0])
+    return moves
 
 
 def _bets(word: str) -> int:

@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
@@ -172,11 +171,12 @@ class StateTrackingInWords(LanguageScenario):
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
 
     def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
-        """(I, n): the probability that the verifier asks for each move."""
-        chats = [self._overview(item, None, None, asks=True) for item in items]
-        given = probabilities(self.protocol.verifier or "", chats, tuple(map(str, range(self.settings.length))))
-        asked_IT = torch.as_tensor(given, dtype=torch.float64)
-        return asked_IT / asked_IT.sum(1, keepdim=True).clamp_min(1e-300)
+        """(I, n): the probability that the verifier asks for each move; without a usable reply it is the first."""
+        chats, verifier = [self._overview(item, None, None, asks=True) for item in items], self.protocol.verifier or ""
+        moves, attempts = tuple(map(str, range(self.settings.length))), self.max_invalid_replies(verifier)
+        asked_IT, lost_I1 = reply_shares(probabilities, verifier, chats, moves, attempts)
+        asked_IT[:, :1] += lost_I1
+        return asked_IT
 
     def _chances(
         self,

@@ -25,6 +25,7 @@ from nip_ray.text.costs.prices import (
     exact_usd,
     price_list,
     pusd,
+    sum_of,
 )
 from nip_ray.text.jobs import Journal
 
@@ -86,7 +87,9 @@ class Allowance:
 class TokenBills:
     """The counts of a run, and its limits. Raises UserError for a model without a price where `budget.usd` is set."""
 
-    def __init__(self, config: TextExperimentConfig, run_dir: Path) -> None:
+    def __init__(self, config: TextExperimentConfig, run_dir: Path, calls: Spending | None = None) -> None:
+        """calls: those that the same budget pays for, of judges."""
+        self._calls = Spending() if calls is None else calls
         agents = language_agents(config)
         first = {group: agents[members[0]] for group, members in groups(config).items()}
         providers = {group: config.providers[agent.provider] for group, agent in first.items()}
@@ -157,9 +160,8 @@ class TokenBills:
                 for group, used in self._used.items()
                 if used.calls or used.training
             }
-            return Spending(
-                made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount())
-            )
+            still = sum((self._amount(one.group, one.most) for one in self._open.values()), Amount())
+            return sum_of([self._calls, Spending(made, uncertain=still)])
 
     def state(self, uncounted: Mapping[str, Use]) -> dict[str, dict[str, int]]:
         """The counts, for a checkpoint, without `uncounted`, which will be done again."""

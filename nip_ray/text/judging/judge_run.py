@@ -12,15 +12,17 @@ from typing import Any
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.load import load_config
-from nip_ray.config.text_rules import language_agents
+from nip_ray.config.text_rules import language_agents, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.prices import price_list
-from nip_ray.text.dialogues.records import ClientPool, RecordedChat
+from nip_ray.text.costs.prices import Spending, price_list
+from nip_ray.text.costs.token_bills import TokenBills
+from nip_ray.text.dialogues.records import ClientPool, RecordedChat, total
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
-from nip_ray.text.jobs import read_journal
+from nip_ray.text.jobs import read_journal, under_way
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
 from nip_ray.text.parts import JOBS, TextState, load_state, local_hosts, prepare, spent_before
 
@@ -63,7 +65,7 @@ def judge_run(
             return plan(dialogues, scenario, chosen, model, options, prices.of(model))
 
         async def asked() -> dict[str, Any]:
-            budget = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
+            budget = Budget(config.budget, _spent(config, folder.path, state))
             with local_hosts(config, [name], folder.path) as hosts:
                 speaker = ClientPool(config, folder.path, budget, hosts).client(name)
                 client = RecordedChat(speaker, folder.path, number, "judge", prices)
@@ -76,6 +78,21 @@ def judge_run(
         found = asyncio.run(asked())
         folder.write_json(f"judgements-{number + 1:06d}.json", found)
         return judge_figures(found)
+
+
+def _spent(config: TextExperimentConfig, run_dir: Path, state: TextState) -> Spending:
+    """The run's cost so far, with the most that open jobs may cost."""
+    if not learns_from_tokens(config):
+        entries = read_journal(run_dir / JOBS)
+        found = spent_before(run_dir, entries)
+        found.uncertain += under_way(entries)
+        return found
+    bills = TokenBills(config, run_dir, total(run_dir))
+    try:
+        bills.set_state(load_checkpoint(run_dir / "checkpoints", None, state.run_id).state["tokens"])
+        return bills.spending()
+    finally:
+        bills.close()
 
 
 def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:

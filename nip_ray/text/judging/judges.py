@@ -26,7 +26,7 @@ from nip_ray.play.dialogue import Dialogue, InvalidReply, beginning, split_reaso
 from nip_ray.play.dialogues import UNUSABLE
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
-from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation
+from nip_ray.scenarios.code_validation.scenario import CodeValidation, roles_of
 from nip_ray.text.costs.prices import Price, usd, worst_case
 from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
@@ -279,7 +279,7 @@ def _check(protocol: Rules, names: Sequence[str]) -> None:
     if unknown or not names:
         wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
         raise UserError(f"judges: {wrong}, expected one of {', '.join(JUDGES)}")
-    if any(role.anonymous for role in ROLES.get(protocol.name, {}).values()):
+    if any(role.anonymous for role in roles_of(protocol).values()):
         raise UserError(
             f"judges: not for protocol {protocol.name!r}, whose provers are anonymous; judge runs of another protocol"
         )

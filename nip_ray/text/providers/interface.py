@@ -29,6 +29,7 @@ from nip_ray.text.costs.budget import Budget, BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
     Amount,
+    BudgetExhausted,
     PriceList,
     Spending,
     call_cost,
@@ -309,7 +310,11 @@ class MeteredChat:
         price = self._prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
         estimate = estimated_prompt_tokens(request.messages) + request.max_tokens
-        reserved, sent = await self._budget.reserve(worst), False
+        sent = False
+        try:
+            reserved = await self._budget.reserve(worst)
+        except BudgetExhausted as error:
+            raise with_uncertain(error, NOTHING) from None
         try:
             if self._throttle is not None:
                 await self._throttle.acquire(estimate)
@@ -321,10 +326,13 @@ class MeteredChat:
         except BaseException:
             reserved.lose() if sent and worst.pusd else reserved.release()
             raise
-        reply = replace(reply, cost_pusd=call_cost(price, reply.prompt_tokens, reply.completion_tokens))
+        cost = call_cost(price, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)
+        reply = replace(reply, cost_pusd=cost)
         if self._throttle is not None:
             self._throttle.correct(estimate, reply.prompt_tokens + reply.completion_tokens)
-        reserved.settle(reply.spending(request.model))
+        spending = reply.spending(request.model)
+        spending.uncertain += reply.uncertain
+        reserved.settle(spending)
         return reply
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint, rewind_
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
+from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.runner import (
     Task,
     grouped,
@@ -103,7 +104,7 @@ class PolicyGradientTrainer:
         self.groups, self.agents = groups(config), language_agents(config)
         self._group_of = {agent: group for group, members in self.groups.items() for agent in members}
         self._longest = {group: max(self.agents[one].reply_tokens for one in own) for group, own in self.groups.items()}
-        self._bills = TokenBills(config, folder.path)
+        self._bills = TokenBills(config, folder.path, total(folder.path))
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
         write_models(config, self.scenario, folder.path)

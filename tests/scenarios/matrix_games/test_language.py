@@ -77,6 +77,18 @@ def test_a_chat_says_what_its_player_may_know() -> None:
     assert len({str(chat) for chat in chats.values()}) == len(chats) == 12
 
 
+def test_an_unusable_reply_looks_like_a_pass() -> None:
+    """To both players: else they would see chats that exploitability does not cover."""
+    scenario = poker(1)
+    unusable, passed = (spoken(scenario, 0, replies) for replies in (["Hm.", "bet", "call"], ["check", "bet", "call"]))
+    assert [turns[0].invalid for turns in unusable.rounds] == [True, False, False]
+    for after in (1, 2):
+        seen = [
+            scenario.chat(Dialogue(one.item, 0, one.rounds[:after]), f"player{after % 2}") for one in (unusable, passed)
+        ]
+        assert seen[0] == seen[1]
+
+
 def test_exploitability_is_that_of_the_tables() -> None:
     known = equilibrium(0.2)
     places = {str(poker().chat(dialogue, f"player{p}")): (p, s) for p, s, dialogue in information_sets()}

@@ -19,6 +19,7 @@ from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.items import STATES, ChainItem, Dispute, chain_items, read_chain_item
 from nip_ray.scenarios.state_tracking.language import _needed, build_language_state_tracking
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.training.expert_iteration import LearningAgent
@@ -196,6 +197,15 @@ def test_readers_of_the_words_catch_every_lie() -> None:
     asked = scenario("nip", min_rounds=3, max_rounds=3).exact_figures(ITEMS["test"], read)
     assert asked == {"worst_case/soundness": pytest.approx(1 / 4), "worst_case/completeness": pytest.approx(1)}
     assert scenario("adp").exact_figures(ITEMS["test"], read) == {}
+
+    def asks(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
+        return [[0.15] * 4] * len(chats) if replies[0] == "0" else read(agent, chats, replies)
+
+    once = {"_default": LanguageAgentSettings(max_invalid_replies=1)}
+    settings = LanguageStateTrackingSettings(agents=once, **SIZES)
+    made = build_language_state_tracking(build("nip", min_rounds=3, max_rounds=3), settings)
+    found = made.exact_figures(ITEMS["test"], asks)["worst_case/soundness"]
+    assert found == pytest.approx(0.15 * 0.9), "an unusable question is about the first move, so the lie is in another"
 
 
 def worked_out(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:

@@ -14,9 +14,9 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import BudgetSettings, PriceSettings, TrainingServiceProvider
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.prices import BudgetExhausted, price_list
+from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, price_list, uncertain_of
 from nip_ray.text.jobs import Journal, await_job, ensure_job
-from nip_ray.text.providers.interface import ChatRequest, MeteredChat, dpo_line, encode, supervised_line
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, MeteredChat, dpo_line, encode, supervised_line
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
 from tests.text import training_service
 from tests.text.training_service import BIGRAMS, KEY, Service, V
@@ -191,8 +191,25 @@ def test_chats(tmp_path: Path) -> None:
     assert budget.reserved.pusd == 0
 
     budget = Budget(BudgetSettings(usd=1e-5))
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted) as spent:
         asyncio.run(ask("k"))
+    assert uncertain_of(spent.value) == NOTHING, "it was not sent, which records of calls have to know"
+
+
+def test_a_client_may_count_cached_tokens_and_not_know_a_cost() -> None:
+    class Counts:
+        async def complete(self, request: ChatRequest) -> ChatReply:
+            return ChatReply("a", "stop", 100, 10, cached_tokens=90, uncertain=Amount(7, 3))
+
+        async def close(self) -> None:
+            """Nothing."""
+
+    provider = replace(PROVIDER, prices={"m": PriceSettings(input=1.0, output=2.0, cached_input=0.1)})
+    budget = Budget()
+    chat = MeteredChat(Counts(), budget, price_list(provider, False))
+    reply = asyncio.run(chat.complete(ChatRequest("k", "m", CHAT, 20)))
+    assert reply.cost_pusd == 10 * 1_000_000 + 90 * 100_000 + 10 * 2_000_000
+    assert (budget.spending.amount.pusd, budget.spending.uncertain) == (reply.cost_pusd, Amount(7, 3))
 
 
 @pytest.mark.slow
