@@ -17,8 +17,8 @@ Score = tuple[int, int]
 
 
 def solo_run_score(config: ExperimentConfig) -> tuple[Score, Score | None] | None:
-    """The score of `evaluation.solo_run` on the held-out pairs, and on those that are no training pairs (None if all
-    are), greedy; None if no run is named.
+    """The score of `evaluation.solo_run` on the held-out pairs, and on those that are not training pairs (None if
+    all are), greedy; None if no run is named.
 
     Raises UserError unless that is a finished run of a verifier alone, on the same data and with as many
     message-passing layers, that was evaluated on all held-out pairs.

@@ -48,7 +48,7 @@ class GreedyPlayer(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.training = network, network.training
 
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True

@@ -143,14 +143,17 @@ def learning_mode(network: nn.Module) -> None:
             module.eval()
 
 
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return True for a batch norm that does not learn, whose running statistics stay."""
+    return isinstance(module, nn.BatchNorm1d) and not module.weight.requires_grad
+
+
 @torch.no_grad()
 def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
     """Update the running statistics of trained batch norms by one pass over these observations; leaves the network in
     learning mode."""
-    norms = [
-        module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad
-    ]
-    if norms:  # frozen ones stay
+    norms = [one for one in network.modules() if isinstance(one, nn.BatchNorm1d) and not is_frozen_norm(one)]
+    if norms:
         network.eval()
         for norm in norms:
             norm.train()

@@ -105,7 +105,7 @@ def part(term: Tensor, weight_N: Tensor | None) -> Tensor:
     return term if weight_N is None else term * weight_N.mean()
 
 
-_OF_DRAWN = ("entropy", "message_entropy", "decision_entropy", "value_error")
+_OF_DRAWN = ("entropy", "message_entropy", "decision_entropy", "value_error", "kl", "clip_share")
 _DRAWN, _TAUGHT = "turns/drawn", "turns/taught"
 
 
@@ -135,7 +135,8 @@ def mean_over_steps(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
 class PlayedTurns:
     """Turns that PPO learns from, each (N,): log-probability and value at play, scaled advantage, value target.
 
-    drawn_N: 1 for turns over which entropy and critic are averaged; sampled_N: for those of the objective (None: all).
+    drawn_N: 1 for turns over which entropy, critic and divergence are averaged; sampled_N: for those of the surrogate
+    (None: all).
     """
 
     log_prob_N: Tensor
@@ -178,16 +179,18 @@ def ppo_loss(
     log_prob_N, entropy (the mean over turns, scalar), value_N: of the learning networks. beta: the coefficient of the
     KL penalty, only for the loss "kl_penalty". bonus: the weight of the entropy.
     """
-    actor, kl, clip_share = objective(
-        log_prob_N, played.log_prob_N, played.advantage_N, settings, beta, played.sampled_N
-    )
+    log_probs = (log_prob_N, played.log_prob_N)
+    surrogate, kl, clip_share = objective(*log_probs, played.advantage_N, settings, played.sampled_N, played.drawn_N)
+    actor = part(surrogate, played.sampled_N)
+    if settings.loss == "kl_penalty":
+        actor = actor + part(beta * kl, played.drawn_N)
     distance = critic(value_N, played.value_N, played.target_N, settings, played.drawn_N)
     return PPOLoss(
-        objective=part(actor, played.sampled_N),
+        objective=actor,
         entropy=part(-bonus * entropy, played.drawn_N),
         critic=part(settings.critic_coefficient * distance, played.drawn_N),
         distance=distance,
-        kl=kl,
+        kl=kl.detach(),
         clip_share=clip_share,
     )
 
@@ -197,24 +200,24 @@ def objective(
     old_log_prob_N: Tensor,
     advantage_N: Tensor,
     settings: PPOSettings,
-    beta: Tensor,
-    weight_N: Tensor | None = None,
+    sampled_N: Tensor | None = None,
+    drawn_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, kl, clip_share). clip: -mean min(rho A, clip(rho, 1 - eps, 1 + eps) A); kl_penalty: -mean rho A + beta KL.
+    """(surrogate, kl, clip_share). clip: -mean min(rho A, clip(rho, 1 - eps, 1 + eps) A); kl_penalty: -mean rho A.
 
-    KL is estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| >
-    eps.
+    sampled_N, drawn_N: see `PlayedTurns`; the surrogate is a mean over the former, the other two over the latter. KL is
+    estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| > eps.
     """
     log_ratio_N = log_prob_N - old_log_prob_N
     # an infinite ratio times zero advantage is NaN
     ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
-    kl = -mean(log_ratio_N, weight_N)
+    kl = -mean(log_ratio_N, drawn_N)
     epsilon = settings.clip_epsilon
-    clip_share = mean(((ratio_N.detach() - 1).abs() > epsilon).to(ratio_N.dtype), weight_N)
+    clip_share = mean(((ratio_N.detach() - 1).abs() > epsilon).to(ratio_N.dtype), drawn_N)
     if settings.loss == "clip":
         clipped_N = ratio_N.clamp(1 - epsilon, 1 + epsilon)
-        return -mean(torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N), weight_N), kl.detach(), clip_share
-    return -mean(ratio_N * advantage_N, weight_N) + beta * kl, kl.detach(), clip_share
+        return -mean(torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N), sampled_N), kl, clip_share
+    return -mean(ratio_N * advantage_N, sampled_N), kl, clip_share
 
 
 def critic(

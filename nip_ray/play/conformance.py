@@ -53,8 +53,10 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
     if label_I.dtype != torch.int64 or label_I.ndim != 1:
         yield f"label_I must be (I,) int64 (got {tuple(label_I.shape)} {label_I.dtype})"
         return
-    if scenario.protocol.verifier is not None and not bool(((label_I == 0) | (label_I == 1)).all()):
-        yield "labels must be 0 or 1 where there is a verifier"
+    count = len(scenario.protocol.verdicts)
+    if scenario.protocol.verifier is not None and not bool(((label_I >= 0) & (label_I < count)).all()):
+        yield f"labels must be 0 to {count - 1}, the verdicts of {scenario.protocol.name}, where there is a verifier"
+        return
     for split in _SPLITS:
         ids = scenario.ids(split)
         if ids.dtype != torch.int64 or ids.ndim != 1 or not len(ids):

@@ -193,7 +193,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     def _ahead_by(self, weights: dict[str, Any], iteration: int, ask: bool) -> "Ahead":
         """An iteration to play with these weights; with `ask` runners start now."""
-        plays, by = self._past_plays(iteration, remote=True), TakeWeights([ray.put(weights)], iteration)
+        plays = self._past_plays(iteration, remote=True, learned=iteration - 1)
+        by = TakeWeights([ray.put(weights)], iteration)
 
         def request(workers: tuple[int, ...]) -> PlayShares:
             return PlayShares(workers, iteration, plays, by)
@@ -205,11 +206,12 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             actors_of(self.env_runner_group).foreach_actor_async(told, tag=_AHEAD, remote_actor_ids=list(calls))
         return Ahead(plays, request, calls)
 
-    def _past_plays(self, iteration: int, remote: bool) -> dict[int, PastPlay | None]:
-        """Worker -> the past opponents of its share, after taking a snapshot if one is due."""
+    def _past_plays(self, iteration: int, remote: bool, learned: int | None = None) -> dict[int, PastPlay | None]:
+        """Worker -> the past opponents of its share, after taking a snapshot if one is due. learned: iterations that
+        the weights of now have learned from (None: all before)."""
         if self.past is None:
             return {}
-        self.past.take(iteration, lambda: self._first_learner(methodcaller("weights")))
+        self.past.take(iteration if learned is None else learned, lambda: self._first_learner(methodcaller("weights")))
         learning, copies = self.config.who_learns(iteration), self.config.num_envs_per_env_runner
         workers = range(1, self.config.num_env_runners + 1) if remote else (0,)
         return {w: self.past.play(learning, copies, iteration, max(0, w - 1), remote) for w in workers}

@@ -58,7 +58,7 @@ from nip_ray.learning.dqn import (
     td_target,
     update_target,
 )
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients, is_frozen_norm
 from nip_ray.learning.replay import Field, Priorities, Replay
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.exploration import Exploration, Explorer
@@ -324,7 +324,10 @@ class DQNLearner(ProtocolLearner):
         """Also target networks; buffers are made at the first transitions, which show the parts of observations."""
         super().build()
         self.roles = {role: role_settings(self.settings, role) for role in self.optimizers}
-        self.modules = {role: list(self.networks[role].modules()) for role in self.optimizers}
+        self.modules = {
+            role: [(module, not is_frozen_norm(module)) for module in self.networks[role].modules()]
+            for role in self.optimizers
+        }
         self.targets = {
             role: copy.deepcopy(self.networks[role]).eval().requires_grad_(False) for role in self.optimizers
         }
@@ -424,6 +427,7 @@ class DQNLearner(ProtocolLearner):
         mine = slice(rank, None, world)
         rows = {name: part[mine].to(self.device) for name, part in sample.rows.items()}
         weight_N = None if sample.weight_N is None else sample.weight_N[mine].to(self.device)
+        self._set_mode(role, training=False)  # an evaluation, or torch's default, may have left another
         target_N = self._targets(role, rows)
         self._set_mode(role, training=True)
         q_N = taken(self._values(network, _part(rows, "obs_"))[0], rows["action"])
@@ -464,9 +468,10 @@ class DQNLearner(ProtocolLearner):
         return (dueling(value_N.float(), q_NK, legal_NK) if self.settings.dueling else q_NK), legal_NK
 
     def _set_mode(self, role: str, training: bool) -> None:
-        """Like `network.train(training)`, without walking through the network in every step."""
-        for module in self.modules[role]:
-            module.training = training
+        """Like `network.train(training)`, without walking through the network in every step; the running statistics of
+        frozen norms stay."""
+        for module, learns in self.modules[role]:
+            module.training = training and learns
 
     def _figures(self, role: str, step: int, done: Sequence[TimedStep]) -> dict[str, Tensor]:
         """Metrics once per iteration, as of gradient step `step`."""

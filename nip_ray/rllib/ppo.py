@@ -141,9 +141,8 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         loss = ppo_loss(
             log_prob_N, message + decision, value_N, played, settings, self.beta[agent], entropy_weight(settings, agent)
         )
-        further = further_terms(
-            policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon
-        )
+        clip = settings.clip_epsilon if settings.loss == "clip" else None
+        further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, clip)
         metrics = {
             "objective": loss.objective,
             "entropy_loss": loss.entropy,
@@ -159,7 +158,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         }
         moves = settings.loss == "kl_penalty" or settings.adaptive_lr
         log_ratio_N = (log_prob_N - old_log_prob_N).detach()
-        sums = _divergence(log_ratio_N if sampled_N is None else log_ratio_N[sampled_N > 0]) if moves else None
+        sums = _divergence(log_ratio_N if drawn_N is None else log_ratio_N[drawn_N > 0]) if moves else None
         return Loss(sum(further.values(), loss.value), metrics, sums)
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:

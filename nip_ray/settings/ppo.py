@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
@@ -66,6 +66,16 @@ class OnPolicySettings:
             )
 
 
+def without_effect(settings: Any, *rows: tuple[str, bool, tuple[str, ...]]) -> Iterator[str]:
+    """A fault for each setting that is not at its default and has no effect. rows: (what it counts with, whether that
+    is the case, keys)."""
+    for needed, is_used, keys in rows:
+        for key in keys if not is_used else ():
+            if (given := getattr(settings, key)) != getattr(type(settings), key):
+                text = f"{given:g}" if type(given) in (int, float) else str(given).lower()
+                yield f"{key}: got {text}, but it counts with {needed} only, leave it out"
+
+
 @dataclass(frozen=True)
 class PPOSettings(OnPolicySettings):
     """Settings of PPO; defaults are the published library's. A frame is one round of one copy."""
@@ -107,15 +117,13 @@ class PPOSettings(OnPolicySettings):
                 f"lr: got {self.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change"
                 " these bounds"
             )
-        for needed, is_used, keys in (
+        yield from without_effect(
+            self,
             ("loss kl_penalty", penalty, ("kl_beta",)),
             ("adaptive_lr", adaptive, ("adaptive_lr_min", "adaptive_lr_max")),
             ("loss kl_penalty or adaptive_lr", adaptive or penalty, ("kl_target",)),
             ("loss clip or clip_value true", self.loss == "clip" or self.clip_value is True, ("clip_epsilon",)),
-        ):
-            for key in keys if not is_used else ():
-                if (given := getattr(self, key)) != getattr(PPOSettings, key):
-                    yield f"{key}: got {given:g}, but it counts with {needed} only, leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,3 +148,8 @@ class ReinforceSettings(OnPolicySettings):
         "Cap of the ratio of learning to playing policy as row weight (none: no weights).",
         ge=1,
     )
+
+    def faults(self) -> Iterator[str]:
+        """Settings without an effect."""
+        of_critic = ("lam", "critic_loss", "critic_coefficient", "clip_value")
+        yield from without_effect(self, ("baseline critic", self.baseline == "critic", of_critic))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
-from nip_ray.settings.ppo import OnPolicySettings
+from nip_ray.settings.ppo import OnPolicySettings, without_effect
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StackelbergSettings(OnPolicySettings):
     optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or plain gradient descent for small games.")
     independent_halves: bool = option(
         True,
-        "Take the factors of second-order terms from two halves of a minibatch, unbiased (dice).",
+        "Take the factors of second-order terms from two halves of a minibatch (dice).",
     )
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio (pspg, pola, psos).", gt=0)
     shaping_lr: float | None = option(
@@ -68,3 +68,18 @@ class StackelbergSettings(OnPolicySettings):
             yield "stackelberg_sequence: with mutual everyone shapes everyone, leave it out"
         if not all(self.stackelberg_sequence or ()):
             yield "stackelberg_sequence: got an empty group, leave it out"
+        variant, inverts = self.variant, self.variant in ("spg", "pspg")
+        nystrom, neumann = inverts and self.ihvp == "nystrom", inverts and self.ihvp == "neumann"
+        clips = variant in ("pspg", "pola", "psos")
+        yield from without_effect(
+            self,
+            ("variant pspg, pola or psos, or clip_value true", clips or self.clip_value is True, ("clip_epsilon",)),
+            ("variant lola, pola, sos or psos", not inverts, ("shaping_lr",)),
+            ("variant lola or pola", variant in ("lola", "pola"), ("additional_lola_term",)),
+            ("variant sos or psos", variant in ("sos", "psos"), ("sos_scaling_factor", "sos_threshold_factor")),
+            ("estimator dice", self.estimator == "dice", ("independent_halves",)),
+            ("variant spg or pspg", inverts, ("ihvp", "ihvp_damping")),
+            ("ihvp conjugate_gradient or neumann", inverts and not nystrom, ("ihvp_num_iterations",)),
+            ("ihvp nystrom", nystrom, ("ihvp_rank", "ihvp_refresh")),
+            ("ihvp neumann", neumann, ("ihvp_neumann_scale",)),
+        )

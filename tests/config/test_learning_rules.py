@@ -84,6 +84,14 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (learning("ppo", anneal_lr=True, adaptive_lr_min=1.0), "algorithm.adaptive_lr_min", "counts with adaptive_lr only"),
     (learning("ppo", kl_target=1.0), "algorithm.kl_target", "counts with loss kl_penalty or adaptive_lr only"),
     (learning("ppo", loss="kl_penalty", clip_epsilon=0.1), "algorithm.clip_epsilon", "counts with loss clip"),
+    (
+        learning("reinforce", critic_loss="l2"),
+        "algorithm.critic_loss",
+        "got l2, but it counts with baseline critic only",
+    ),
+    (learning("stackelberg", variant="lola", clip_epsilon=0.1), "algorithm.clip_epsilon", "variant pspg, pola or psos"),
+    (learning("stackelberg", variant="spg", shaping_lr=0.5), "algorithm.shaping_lr", "variant lola, pola, sos or psos"),
+    (learning("stackelberg", variant="psos", ihvp_rank=9), "algorithm.ihvp_rank", "counts with ihvp nystrom only"),
     # Stackelberg
     (sequence(["verifier"]), SEQUENCE, "prover has no place in it"),
     (sequence(["verifier"], ["prover"], ["provr"]), SEQUENCE, "provr is not an agent of nip, did you mean prover?"),

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.policy_gradient import (
+    PlayedTurns,
     critic,
     mean_over_steps,
     next_beta,
     objective,
+    ppo_loss,
     score_loss,
     turn_counts,
 )
@@ -36,8 +38,8 @@ def rows(count: int = 40, seed: int = 0) -> Rows:
     return made
 
 
-def slow_objective(data: Rows, settings: PPOSettings, beta: float, chosen: list[int]) -> tuple[float, float, float]:
-    """(loss, kl, share of clipped rows)."""
+def slow_objective(data: Rows, settings: PPOSettings, chosen: list[int]) -> tuple[float, float, float]:
+    """(surrogate, kl, share of clipped rows)."""
     gains, log_ratios, outside = [], [], []
     for i in chosen:
         log_ratio, advantage = float(data["new"][i] - data["old"][i]), float(data["advantage"][i])
@@ -48,9 +50,8 @@ def slow_objective(data: Rows, settings: PPOSettings, beta: float, chosen: list[
         gains.append(gain)
         log_ratios.append(log_ratio)
         outside.append(float(ratio < low or ratio > high))
-    kl = -sum(log_ratios) / len(chosen)
-    loss = -sum(gains) / len(chosen)
-    return loss + (beta * kl if settings.loss == "kl_penalty" else 0.0), kl, sum(outside) / len(chosen)
+    count = len(chosen)
+    return -sum(gains) / count, -sum(log_ratios) / count, sum(outside) / count
 
 
 def slow_distance(difference: float, kind: str) -> float:
@@ -74,17 +75,23 @@ def slow_critic(data: Rows, settings: PPOSettings, chosen: list[int]) -> float:
     return total / len(chosen)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [(), ("sampled_N",), ("sampled_N", "drawn_N")])
 @pytest.mark.parametrize("base", [CLIP, PENALTY, replace(CLIP, clip_epsilon=0.05), replace(PENALTY, clip_epsilon=0.5)])
-def test_objective(base: PPOSettings, weighted: bool) -> None:
+def test_objective(base: PPOSettings, weighted: tuple[str, ...]) -> None:
+    """The divergence is over all turns that the network played, also those whose pay is known."""
     for seed in range(5):
         data = rows(seed=seed)
-        weight = data["weight"] if weighted else None
-        found = objective(
-            data["new"], data["old"], data["advantage"], base, torch.tensor(0.7, dtype=torch.float64), weight
+        beta, weights = torch.tensor(0.7, dtype=torch.float64), dict.fromkeys(weighted, data["weight"])
+        played = PlayedTurns(data["old"], data["old_value"], data["advantage"], data["target"], **weights)
+        found = ppo_loss(data["new"], torch.zeros(()), data["value"], played, base, beta, 0.0)
+        sampled, drawn = (
+            [i for i in range(40) if name not in weights or data["weight"][i] > 0] for name in ("sampled_N", "drawn_N")
         )
-        chosen = [i for i in range(40) if not weighted or data["weight"][i] > 0]
-        assert [float(x) for x in found] == pytest.approx(slow_objective(data, base, 0.7, chosen), rel=1e-12, abs=1e-12)
+        surrogate, (_, kl, clipped) = slow_objective(data, base, sampled)[0], slow_objective(data, base, drawn)
+        expected = surrogate * len(sampled) / 40 + (0.7 * kl * len(drawn) / 40 if base.loss == "kl_penalty" else 0.0)
+        assert [float(x) for x in (found.objective, found.kl, found.clip_share)] == pytest.approx(
+            [expected, kl, clipped], rel=1e-12, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +113,7 @@ def test_gradient_of_the_clipped_objective(log_ratio: float, advantage: float, m
     """Descent makes good actions likelier and bad ones rarer, unless the ratio has gone far enough already."""
     old = torch.tensor([-1.0])
     new = (old + log_ratio).requires_grad_()
-    loss, _, _ = objective(new, old, torch.tensor([advantage]), CLIP, torch.tensor(1.0))
+    loss, _, _ = objective(new, old, torch.tensor([advantage]), CLIP)
     loss.backward()
     expected = -advantage * math.exp(log_ratio) if moves else 0.0
     assert float(new.grad) == pytest.approx(expected, rel=1e-6)

@@ -125,7 +125,7 @@ class Wide(MessageAgent):
         (seeing(lambda x_NF: x_NF + torch.arange(len(x_NF))[:, None]), "or on its place"),
         (seeing(lambda x_NF: x_NF + torch.rand(1)), "other values when it is called again"),
         (seeing(lambda x_NF: x_NF, ["features"]), "needs 'may_decide' of shape"),
-        (labelled(2), "labels must be 0 or 1"),
+        (labelled(2), "labels must be 0 to 1, the verdicts of message_game"),
         (labelled(0), "all have one label"),
         (OutOfTable, "ids outside of the table"),
         (Unseeded, "is not made of its seed alone"),

@@ -31,6 +31,17 @@ def test_numbers_are_those_of_play_by_weights_one_iteration_old(ray_session: Non
     assert distance(weights(learner), train(made(message_game()), 4)) > 1e-4, "of play in time"
 
 
+def test_snapshots_are_named_by_what_they_had_learned(ray_session: None, made: Any) -> None:
+    ahead, states = made(message_game(play=AHEAD, opponents=dict(every=1))), []
+    for _ in range(4):
+        ahead.train()
+        states.append(ahead.training_state()["modules"])
+    assert list(ahead.past.weights) == [1, 2, 3]
+    for number, kept in ahead.past.weights.items():
+        for agent, state in kept.items():
+            assert same_state(state, states[number - 1][agent])
+
+
 class SlowLearner(PPOLearner):
     """Takes a while to learn."""
 

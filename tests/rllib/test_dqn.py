@@ -10,7 +10,8 @@ from torch import nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.evaluation.examine import players
+from nip_ray.evaluation.examine import Examination, players
+from nip_ray.rllib import dqn as rule
 from nip_ray.rllib.dqn import ProtocolDQN, chunks
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
@@ -279,6 +280,33 @@ def test_workers_change_where_things_are_computed_and_not_the_numbers(
     for key, value in here.row.items():
         if key.endswith(("/loss", "/td_error", "/buffer_size", "/epsilon")):
             assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+NORMED: dict[str, Any] = {
+    "agents": {"_default": dict(encoder="flat", view="scaled", layers=[dict(width=16, norm="batch"), dict(width=16)])}
+}
+
+
+def test_evaluations_and_restores_leave_running_statistics_alone(made: Any) -> None:
+    config = dqn("hironaka", NORMED)
+    whole, examined, first, second = (made(config) for _ in range(4))
+    expected = train(whole, 2)
+    train(examined, 1)
+    Examination(examined.scenario, 0).rollout(players(config, examined.networks()), greedy=True)
+    assert distance(train(examined, 1), expected) == 0
+    train(first, 1)
+    second.load_training_state(first.training_state())
+    assert distance(train(second, 1), expected) == 0
+
+
+def test_frozen_norms_keep_their_statistics(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "is_frozen_norm", lambda module: isinstance(module, nn.BatchNorm1d))
+    algorithm = made(dqn("hironaka", NORMED))
+    norms = [one for one in algorithm.networks()["host"].modules() if isinstance(one, nn.BatchNorm1d)]
+    before = [one.running_mean.clone() for one in norms]
+    train(algorithm, 1)
+    assert norms
+    assert all(torch.equal(one.running_mean, mean) for one, mean in zip(norms, before, strict=True))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

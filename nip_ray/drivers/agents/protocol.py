@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nip_ray.config.changes import over_iterations
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.drivers.agents.base import BaseAgent
 from nip_ray.drivers.contract import Rows, Transition, arrays
@@ -219,8 +220,14 @@ def check_drivable(config: ExperimentConfig) -> None:
     beyond = {
         "search": config.search is not None,
         "opponents": config.opponents is not None,
+        "algorithm.average_weights": getattr(config.algorithm, "average_weights", None) is not None,
         "algorithm.verdict_gradient: expected": getattr(config.algorithm, "verdict_gradient", "sampled") == "expected",
     }
+    if key := next(over_iterations(config), None):
+        raise UserError(
+            f"{key}: goes by the experiment's iterations, which a driver does not count; leave it out, or use"
+            " `nip-ray train`"
+        )
     for key in (key for key, asked in beyond.items() if asked):
         raise UserError(
             f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray"
