@@ -4,8 +4,8 @@ Decisions that matter here:
 - a learner gets whole rollouts as ids and tokens and rebuilds the observations of own turns itself;
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch;
-  gradients of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of
-  float sums;
+  gradients of the slices are summed by one all-reduce. So several learners learn what one would, up to the order of
+  float sums; metrics are means over learners;
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same
   seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
