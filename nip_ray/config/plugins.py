@@ -10,6 +10,7 @@ Decisions that matter here:
   checksum in the folder would not help, since the author of a folder writes that too.
 """
 
+import copyreg
 import hashlib
 import importlib
 import importlib.util
@@ -17,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -138,6 +140,17 @@ def send_by_value(*made: Any) -> None:
             import ray.cloudpickle
 
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+            copyreg.pickle(cached_property, _reduced)  # before Python 3.12 one has a lock, which cannot be pickled
+
+
+def _reduced(made: "cached_property[Any]") -> tuple[Any, ...]:
+    return _cached, (made.func, made.attrname)
+
+
+def _cached(function: Any, name: str | None) -> "cached_property[Any]":
+    made = cached_property(function)
+    made.attrname = name  # known from the body of the class, which is not run again
+    return made
 
 
 def _import_file(path: Path) -> None:

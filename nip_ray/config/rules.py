@@ -32,8 +32,10 @@ from nip_ray.settings.heads import LrFactors, nearest_divisor
 from nip_ray.settings.hironaka import HironakaAgentSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings, num_labels
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, protocol_of
+from nip_ray.settings.ppo import ReinforceSettings
 from nip_ray.settings.protocol import PayoffEntries, ProtocolParams, ProtocolSettings
 from nip_ray.settings.solo import SoloSettings
+from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 _WEIGHING = ("ppo", "reinforce")  # rules that weight rollouts with older weights
@@ -92,6 +94,8 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
             f"protocol.name: {config.protocol.name} was registered by {home}, which `plugins` does not name, so no"
             " other process can read this run; put it in a file and name that"
         )
+    if isinstance(config.algorithm, ReinforceSettings | StackelbergSettings):
+        yield from (f"algorithm.{line}" for line in config.algorithm.unused())
     yield from _goals_and_payment(table)
     yield from _turns_that_never_pay(config.protocol, table)
     if table.verifier is None:

@@ -268,7 +268,7 @@ def experiment_agents(
     The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`. Raises UserError for
     changes and weights that do not fit.
     """
-    from nip_ray.drivers.agents.protocol import ProtocolAgent, check_drivable
+    from nip_ray.drivers.agents.protocol import ProtocolAgent, check_drivable, warn_of_iterations
 
     owns = []
     for place, learner in enumerate(settings.learners):
@@ -276,6 +276,7 @@ def experiment_agents(
         where, seed = f"learners.{place}.algorithm.changes", stable_seed(settings.seed, "learner", place) % 2**31
         own = own_experiment(experiment, learner.algorithm.changes, where)
         check_drivable(own)
+        warn_of_iterations(own)
         owns.append(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]))
         try:
             check(owns[-1])  # such as a minibatch of more frames than these copies play

@@ -157,7 +157,7 @@ class LossFigures:
         """loss; means over tokens (the surrogate's, entropy, kl to a start model); maxima (also logprob_difference). Of
         no tokens: 0."""
         tokens = self.sums["tokens"].clamp_min(1)
-        maxima = {name: float(value) if value > -torch.inf else 0.0 for name, value in self.maxima.items()}
+        maxima = {name: 0.0 if value == -torch.inf else float(value) for name, value in self.maxima.items()}
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
         return {"loss": float(self.sums["loss"]), **means, **maxima}
 

@@ -46,7 +46,8 @@ class OpponentPool:
 
     def due(self, iteration: int) -> bool:
         """True if a snapshot is due after this many iterations. Untrained weights are not a snapshot."""
-        return iteration > 0 and iteration % self.settings.every == 0 and iteration not in self.snapshots
+        newest = self.snapshots[-1] if self.snapshots else 0
+        return iteration > newest and iteration % self.settings.every == 0
 
     def add(self, iteration: int) -> list[int]:
         """Add the snapshot of `iteration`, later than all others; returns those dropped."""

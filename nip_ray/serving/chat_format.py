@@ -118,10 +118,11 @@ class ChatFormat:
         """The tokens of a chat, by `cut_aloud`, and of the reply `said`, in one context together. max_tokens: of
         replies in play; warns of the first reply that is longer."""
         reply = self.reply(messages, said)
-        if max_tokens is not None and len(reply) > max_tokens and not self._has_long_replies:
+        size = len(reply) - (reply[-1] in self.ends)
+        if max_tokens is not None and size > max_tokens and not self._has_long_replies:
             self._has_long_replies = True
             say(
-                f"warning: an example of a reply has {len(reply)} tokens, as may others after it, but replies in play"
+                f"warning: an example of a reply has {size} tokens, as may others after it, but replies in play"
                 f" end after {max_tokens}; raise max_tokens of its agent, or shorten the examples"
             )
         return self.cut_aloud(self.prompt(messages), self.context - len(reply)), reply

@@ -60,7 +60,7 @@ class CodeValidationSettings:
     prompts: str | None = option(
         None, "Folder of prompt templates that replace the package's (none: the package's).", meaning=FILE
     )
-    prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
+    prompt_version: int = option(2, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
         "accept_reject",
         "Verdict: accept or reject, 1 to 7, or 0 to 100 (protocol.verifier_scoring).",

@@ -149,7 +149,7 @@ class ReinforceSettings(OnPolicySettings):
         ge=1,
     )
 
-    def faults(self) -> Iterator[str]:
+    def unused(self) -> Iterator[str]:
         """Settings without an effect."""
         of_critic = ("lam", "critic_loss", "critic_coefficient", "clip_value")
         yield from without_effect(self, ("baseline critic", self.baseline == "critic", of_critic))

@@ -68,6 +68,9 @@ class StackelbergSettings(OnPolicySettings):
             yield "stackelberg_sequence: with mutual everyone shapes everyone, leave it out"
         if not all(self.stackelberg_sequence or ()):
             yield "stackelberg_sequence: got an empty group, leave it out"
+
+    def unused(self) -> Iterator[str]:
+        """Settings without an effect."""
         variant, inverts = self.variant, self.variant in ("spg", "pspg")
         nystrom, neumann = inverts and self.ihvp == "nystrom", inverts and self.ihvp == "neumann"
         clips = variant in ("pspg", "pola", "psos")
@@ -79,7 +82,7 @@ class StackelbergSettings(OnPolicySettings):
             ("variant sos or psos", variant in ("sos", "psos"), ("sos_scaling_factor", "sos_threshold_factor")),
             ("estimator dice", self.estimator == "dice", ("independent_halves",)),
             ("variant spg or pspg", inverts, ("ihvp", "ihvp_damping")),
-            ("ihvp conjugate_gradient or neumann", inverts and not nystrom, ("ihvp_num_iterations",)),
-            ("ihvp nystrom", nystrom, ("ihvp_rank", "ihvp_refresh")),
-            ("ihvp neumann", neumann, ("ihvp_neumann_scale",)),
+            ("variant spg or pspg with another ihvp", inverts and not nystrom, ("ihvp_num_iterations",)),
+            ("variant spg or pspg with ihvp nystrom", nystrom, ("ihvp_rank", "ihvp_refresh")),
+            ("variant spg or pspg with ihvp neumann", neumann, ("ihvp_neumann_scale",)),
         )

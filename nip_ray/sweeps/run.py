@@ -54,6 +54,7 @@ from nip_ray.sweeps.tuning import (
     Curve,
     StopSweep,
     Watch,
+    drawn_again,
     ended,
     param_space,
     place,
@@ -99,6 +100,11 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
     for config in configs:
         check_trackers(config.tracking)
     _try_files(configs)
+    if again := drawn_again(spec):
+        say(
+            f"warning: sweep.num_samples: {again} of {spec.num_settings} settings repeat an earlier draw, which trains"
+            " the same runs again; use a grid where values are few"
+        )
     with _claimed(folder, new=True):
         _connect(configs)
         write_document(folder / "environment.json", environment())

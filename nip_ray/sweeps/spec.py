@@ -37,8 +37,6 @@ from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_lik
 SWEEP = "sweep"
 CASE, CASES = "case", "cases"
 """Key of the space over the names of `sweep.cases`, and the place of their changes in a sweep's base."""
-_DRAWS = 100
-"""Tries to find a setting that was not drawn before."""
 MAX_COMBINATIONS = 512
 """Maximum number of combinations of grids that are all checked; beyond it, values are checked one by one."""
 
@@ -233,31 +231,22 @@ def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) ->
 
 
 def draw_settings(spec: SweepSpec) -> list[dict[str, Any]]:
-    """The settings of a random search, in order: `num_samples` different draws from the spaces other than grids, each
-    combined with every grid point (the last key varying fastest). They depend on the content of the file, not on the
-    order of its keys: a resumed sweep has the same. Each is run with every seed. Raises UserError if there are not so
-    many."""
+    """The settings of a random search, in order: `num_samples` draws from the spaces other than grids, each combined
+    with every grid point (the last key varying fastest). They depend on the content of the file, not on the order of
+    its keys: a resumed sweep has the same. Each is run with every seed."""
     import numpy as np
 
-    seed, made = spec.base.get("seed", 0), list[dict[str, Any]]()  # 0 if the seed is itself a space
-    spaces = {key: space for key, space in spec.spaces.items() if key not in spec.grids}
+    seed, made = spec.base.get("seed", 0), []  # 0 if the seed is itself a space
     for i in range(spec.settings.num_samples):
-        for attempt in range(_DRAWS):
-            place = (i, attempt) if attempt else (i,)
-            drawn = {
-                key: draw(space, np.random.default_rng(stable_seed(seed, "sweep", *place, key)))
-                for key, space in spaces.items()
-            }
-            if drawn not in made:
-                break
-        else:
-            raise UserError(
-                f"sweep.num_samples: got {spec.settings.num_samples}, but {len(made)} different settings were found in"
-                f" {', '.join(spaces) or 'no space but grids'}; the same again would be the same runs: lower it"
-            )
-        made.append(drawn)
-    points = [*combinations(spec.grids)]
-    return [{key: {**drawn, **point}[key] for key in spec.spaces} for drawn in made for point in points]
+        streams = {
+            key: np.random.default_rng(stable_seed(seed, "sweep", i, key))
+            for key in spec.spaces
+            if key not in spec.grids
+        }
+        drawn = {key: draw(spec.spaces[key], generator) for key, generator in streams.items()}
+        for point in combinations(spec.grids):
+            made.append({key: {**drawn, **point}[key] for key in spec.spaces})
+    return made
 
 
 def _holds_space(value: Any) -> bool:

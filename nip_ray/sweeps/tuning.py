@@ -96,6 +96,14 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
     )
 
 
+def drawn_again(spec: SweepSpec) -> int:
+    """The number of settings of a random search that repeat an earlier one; 0 where Tune draws."""
+    if _tune_draws(spec):
+        return 0
+    drawn = [json.dumps(one, sort_keys=True, default=str) for one in draw_settings(spec)]
+    return len(drawn) - len({*drawn})
+
+
 def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
     """Place of Tune's own state, and its retries. All its checkpoints are kept: they point into the run folders."""
     return tune.RunConfig(

@@ -283,14 +283,6 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.verdict_gradient=expected"]}}]},
             "algorithm.verdict_gradient: expected: not available to a driver",
         ),
-        (
-            {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.average_weights=0.9"]}}]},
-            "algorithm.average_weights: not available to a driver",
-        ),
-        (
-            {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.anneal_lr=true"]}}]},
-            "algorithm.anneal_lr: goes by the experiment's iterations",
-        ),
         ({"learners": [{"scope": 3}]}, "expected a sum of 10"),
     ],
 )

@@ -122,11 +122,15 @@ def test_numbers_whose_steps_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPa
         example(monkeypatch, "scenario.size=5")
 
 
-def test_a_verifier_that_learns_is_measured_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exact metrics are printed after a run, and saved."""
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_verifier_that_learns_is_measured_exactly(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Its exact metrics are printed after a run, and saved. Rollout workers get the plugin's class, with what it caches."""
     monkeypatch.chdir(ROOT)
     few = (*GRAPHS, "protocol.name=adp", "iterations=1", "scenario.num_train=100", "scenario.num_test=8")
     few += ("algorithm.warmup_steps=2", "algorithm.warmup_batch_size=8", "algorithm.rollouts_per_iteration=8")
+    few += (f"algorithm.num_rollout_workers={workers}", "providers.local.num_cpus=0.5")
     words = [word for change in (*few, "providers.local.word_model.num_layers=1") for word in ("--set", change)]
     done = CliRunner().invoke(app, ["train", "examples/self_proving.yaml", "--run-dir", str(tmp_path / "run"), *words])
     assert done.exit_code == 0, done.output

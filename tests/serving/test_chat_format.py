@@ -69,10 +69,10 @@ def test_the_first_prompt_that_loses_its_middle_is_told_of(capsys: pytest.Captur
 def test_the_first_example_that_play_would_cut_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     made = ChatFormat(word_tokenizer(["word"], 40), 40)
     ask: Chat = [{"role": "user", "content": "word word"}]
-    assert [len(made.example(ask, "word word", most)[1]) for most in (None, 3)] == [3, 3]
+    assert [len(made.example(ask, "word word", most)[1]) for most in (None, 2)] == [3, 3], "play needs no end"
     assert capsys.readouterr().err == ""
-    assert [len(made.example(ask, "word word", 2)[1]) for _ in range(2)] == [3, 3], "learned whole"
-    assert capsys.readouterr().err.count("has 3 tokens, as may others after it, but replies in play end after 2;") == 1
+    assert [len(made.example(ask, "word word", 1)[1]) for _ in range(2)] == [3, 3], "learned whole"
+    assert capsys.readouterr().err.count("has 2 tokens, as may others after it, but replies in play end after 1;") == 1
 
 
 def test_a_reply_has_all_the_room_that_its_prompt_leaves(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from nip_ray.settings.sweep import AshaScheduler, SweepSettings
 from nip_ray.sweeps import spec as spec_module
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import config_of, draw_settings, is_sweep, load_sweep, parse_sweep, sweep_to_yaml
+from nip_ray.sweeps.tuning import drawn_again
 from tests.docs.metrics import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,15 +148,13 @@ def test_more_samples_leave_the_first_as_they_were() -> None:
     assert many[:2] == few
 
 
-def test_no_setting_is_drawn_twice() -> None:
-    """It would be the same runs, which are not more seeds."""
-    rates, many = {"choice": [1e-3, 3e-3]}, {"num_epochs": {"grid": [2, 4]}}
-    drawn = draw_settings(parse_sweep(game({"num_samples": 2}, algorithm={"lr": rates, **many})))
-    assert sorted(one["algorithm.lr"] for one in drawn) == [1e-3, 1e-3, 3e-3, 3e-3]
-    with pytest.raises(
-        UserError, match=r"sweep\.num_samples: got 3, but 2 different settings were found in algorithm\.lr"
-    ):
-        draw_settings(parse_sweep(game({"num_samples": 3}, algorithm={"lr": rates})))
+def test_repeated_draws_are_counted() -> None:
+    """They are the same runs, which are not more seeds; a population may begin with equal members."""
+    few = game({"num_samples": 4}, algorithm={"lr": {"choice": [1e-3, 3e-3]}, "num_epochs": {"grid": [2, 4]}})
+    assert drawn_again(parse_sweep(few)) >= 4
+    assert drawn_again(parse_sweep(game({"num_samples": 4}, algorithm={"lr": LR}))) == 0
+    optuna = {"num_samples": 4, "search": "optuna"}
+    assert drawn_again(parse_sweep(game(optuna, algorithm={"lr": {"choice": [1e-3, 3e-3]}}))) == 0
 
 
 @pytest.mark.parametrize(

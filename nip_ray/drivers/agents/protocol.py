@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nip_ray.config.changes import over_iterations
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.drivers.agents.base import BaseAgent
 from nip_ray.drivers.contract import Rows, Transition, arrays
@@ -26,6 +25,7 @@ from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import compared
 from nip_ray.play.rollout import Dialogue, Rollout, RolloutSamples
+from nip_ray.progress import say
 from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator
@@ -203,6 +203,17 @@ class ProtocolAgent(BaseAgent):
             self._noise.set_state(torch.as_tensor(state["noise"]))
 
 
+def warn_of_iterations(config: ExperimentConfig) -> None:
+    """Warn of settings that a driver treats otherwise than `nip-ray train`."""
+    if getattr(config.algorithm, "anneal_lr", False):
+        say(
+            f"warning: algorithm.anneal_lr: the rate falls to 0 over {config.iterations} batches (iterations of the"
+            " experiment), however long the driver runs; set iterations to the number of batches"
+        )
+    if getattr(config.algorithm, "average_weights", None) is not None:
+        say("warning: algorithm.average_weights: a driver plays and evaluates the newest weights")
+
+
 def check_drivable(config: ExperimentConfig) -> None:
     """Raise UserError for an algorithm whose iterations are more than a rollout and an update, or which needs more than
     the episodes of an environment."""
@@ -220,14 +231,8 @@ def check_drivable(config: ExperimentConfig) -> None:
     beyond = {
         "search": config.search is not None,
         "opponents": config.opponents is not None,
-        "algorithm.average_weights": getattr(config.algorithm, "average_weights", None) is not None,
         "algorithm.verdict_gradient: expected": getattr(config.algorithm, "verdict_gradient", "sampled") == "expected",
     }
-    if key := next(over_iterations(config), None):
-        raise UserError(
-            f"{key}: goes by the experiment's iterations, which a driver does not count; leave it out, or use"
-            " `nip-ray train`"
-        )
     for key in (key for key, asked in beyond.items() if asked):
         raise UserError(
             f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray"

@@ -158,12 +158,15 @@ def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompt
 
 @cache
 def _shipped(version: int) -> Prompts:
-    """Cached; read and compiled once."""
-    package = _PACKAGE / f"v{version}"
-    if not package.is_dir():
-        known = ", ".join(sorted(path.name[1:] for path in _PACKAGE.iterdir() if path.is_dir()))
-        raise UserError(f"scenario.prompt_version: there is no version {version}, expected one of {known}")
-    return Prompts(dict(_read_folder(package)))
+    """Cached; read and compiled once. A version after the first has the files that it changes."""
+    known = sorted(int(path.name[1:]) for path in _PACKAGE.iterdir() if path.is_dir())
+    if version not in known:
+        choice = ", ".join(map(str, known))
+        raise UserError(f"scenario.prompt_version: there is no version {version}, expected one of {choice}")
+    templates: dict[str, Template] = {}
+    for one in known[: known.index(version) + 1]:
+        templates |= _read_folder(_PACKAGE / f"v{one}")
+    return Prompts(templates)
 
 
 def check_templates(prompts: Prompts, names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from nip_ray.config.load import load_config
 from nip_ray.config.text_rules import language_agents, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
-from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import Spending, price_list
@@ -89,7 +89,8 @@ def _spent(config: TextExperimentConfig, run_dir: Path, state: TextState) -> Spe
         return found
     bills = TokenBills(config, run_dir, total(run_dir))
     try:
-        bills.set_state(load_checkpoint(run_dir / "checkpoints", None, state.run_id).state["tokens"])
+        if has_checkpoint(run_dir / "checkpoints"):  # else without tokens of local models
+            bills.set_state(load_checkpoint(run_dir / "checkpoints", None, state.run_id).state["tokens"])
         return bills.spending()
     finally:
         bills.close()

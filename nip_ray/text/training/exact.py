@@ -3,7 +3,8 @@
 Decisions that matter here:
 - probabilities are read off a model's whole distribution at the agent's temperature. An agent that draws its replies
   otherwise plays another policy, so the metrics are left out then, with a warning before the first test;
-- play ends a reply after the agent's limit of tokens, with or without an end token, so no token after that counts.
+- play ends a reply after the agent's limit of tokens, with or without an end token, so the end token counts only if
+  there is room for it, and a longer reply is impossible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,22 +49,20 @@ class ExactMetrics:
         """For each chat, the probability of exactly each of these replies, at the agent's own temperature."""
         group, own = self._group_of[agent], self._agents[agent]
         model, temperature = self._models[group], 1.0 if own.temperature is None else own.temperature
-        turns = [
-            Turn(
-                model.chat.prompt_before(chat, own.reply_tokens),
-                model.chat.reply(chat, reply)[: own.reply_tokens],
-                temperature=temperature,
-            )
-            for chat in chats
-            for reply in replies
-        ]
+        turns, possible = [], []
+        for chat in chats:
+            prompt = model.chat.prompt_before(chat, own.reply_tokens)
+            for reply in replies:
+                tokens = model.chat.reply(chat, reply)
+                possible.append(len(tokens) - (tokens[-1] in model.chat.ends) <= own.reply_tokens)
+                turns.append(Turn(prompt, tokens[: own.reply_tokens], temperature=temperature))
         hosted = self._providers[own.provider].hosted  # else nothing is billed
         read = sum(len(turn.prompt) + len(turn.reply) for turn in turns) if hosted else 0
         bill = self._bills.ask(group, Use(len(turns) if hosted else 0, read))
         log_probs = [sum(found) for found in model.logprobs(turns, self._max_tokens)]
         self._bills.book(bill)
-        given = torch.tensor(log_probs, dtype=torch.float64).exp().view(len(chats), len(replies))
-        return given.tolist()
+        given = torch.tensor(log_probs, dtype=torch.float64).exp() * torch.tensor(possible)
+        return given.view(len(chats), len(replies)).tolist()
 
 
 def drawn_otherwise(config: TextExperimentConfig) -> str:

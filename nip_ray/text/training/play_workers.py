@@ -121,7 +121,7 @@ class PlayWorkers:
         self._order(made.replies, tasks)
         for group, use in made.used.items():
             self._bills.book(self._bills.ask(group, use), use)
-        self.booked = made.used
+            self.booked = {**self.booked, group: use}
         return made
 
     def _order(self, replies: list[Reply], tasks: Sequence[Task]) -> None:

@@ -143,12 +143,11 @@ class Playing:
     def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
         try:
             talk = self.plays.play(scenario, tasks, "train", iteration)
+            stale = self._models if version < iteration else ()
+            differences = {group: self._difference(group, talk.replies) for group in stale}
         except Exception:
             self._failed = self.plays.booked
             raise
-        differences = (
-            {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
-        )
         return Played(scenario, tasks, talk, version, differences)
 
     def _difference(self, group: str, replies: Sequence[Reply]) -> float:
