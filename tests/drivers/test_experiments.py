@@ -107,6 +107,21 @@ def test_alone_with_all_copies_a_learner_learns_what_a_run_learns(name: str) -> 
     driver.close()
 
 
+def test_averages_play_outside_training() -> None:
+    agent = learner(own_experiment(MESSAGES, ["algorithm.average_weights=0.5"], "here"), 5)
+    driver = SequentialDriver(recipe(MESSAGES, 5), agent, quiet(100))
+    while agent.updates < 2:
+        driver.train(driver.timestep + 1)
+    assert agent._playing is agent.networks
+    agent.enable_training_mode(False)
+    averages = agent.algorithm.networks()
+    for name, network in agent._playing.items():
+        newest, averaged = (one.state_dict() for one in (agent.networks[name], averages[name]))
+        assert all(torch.equal(part, averaged[key]) for key, part in network.state_dict().items())
+        assert any(not torch.equal(part, averaged[key]) for key, part in newest.items())
+    driver.close()
+
+
 def test_a_timestep_is_a_round_and_learning_follows_the_last_of_a_batch() -> None:
     agent = learner(MESSAGES, 5)
     driver = StepDriver(recipe(MESSAGES, 5), agent, quiet(100))

@@ -126,7 +126,7 @@ def test_numbers_whose_steps_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPa
 def test_a_verifier_that_learns_is_measured_exactly(
     ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """Its exact metrics are printed after a run, and saved. Rollout workers get the plugin's class, with what it caches."""
+    """Its exact metrics are printed after a run, and saved. Rollout workers get the plugin's class, with its caches."""
     monkeypatch.chdir(ROOT)
     few = (*GRAPHS, "protocol.name=adp", "iterations=1", "scenario.num_train=100", "scenario.num_test=8")
     few += ("algorithm.warmup_steps=2", "algorithm.warmup_batch_size=8", "algorithm.rollouts_per_iteration=8")

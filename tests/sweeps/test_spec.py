@@ -153,7 +153,7 @@ def test_repeated_draws_are_counted() -> None:
     few = game({"num_samples": 4}, algorithm={"lr": {"choice": [1e-3, 3e-3]}, "num_epochs": {"grid": [2, 4]}})
     assert drawn_again(parse_sweep(few)) >= 4
     assert drawn_again(parse_sweep(game({"num_samples": 4}, algorithm={"lr": LR}))) == 0
-    optuna = {"num_samples": 4, "search": "optuna"}
+    optuna = {"num_samples": 4, "search": {"name": "optuna"}}
     assert drawn_again(parse_sweep(game(optuna, algorithm={"lr": {"choice": [1e-3, 3e-3]}}))) == 0
 
 

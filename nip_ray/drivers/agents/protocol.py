@@ -52,6 +52,7 @@ class ProtocolAgent(BaseAgent):
         self._arguments = (dict(experiment), num_copies)
         learner = local_learner(self.algorithm.learner_group)
         self.networks, self._device = learner.networks, learner.device
+        self._playing: Mapping[str, Any] = self.networks
         self.scenario = scenario_of(runner.experiment, self._device)
         self.protocol = self.scenario.protocol
         self._seed, self._silent = config.seed, runner.skip_silent_messages
@@ -65,6 +66,11 @@ class ProtocolAgent(BaseAgent):
     def updates(self) -> int:
         """Number of batches learned from."""
         return int(self.algorithm.train_iteration)
+
+    def enable_training_mode(self, enabled: bool) -> None:
+        """See `BaseAgent.enable_training_mode`. Outside training averages of the weights play, where they are kept."""
+        super().enable_training_mode(enabled)
+        self._playing = self.networks if enabled else self.algorithm.networks()
 
     @torch.no_grad()
     def act(
@@ -84,7 +90,7 @@ class ProtocolAgent(BaseAgent):
             copy_N = self._tensor(where)
             id_N, round_N, seed_N = (shown[name][copy_N] for name in ("id", "round", "seed"))
             obs = self.scenario.observe(agent, id_N, said.rows(copy_N), round_N, seed_N)
-            network = self.networks[agent]
+            network = self._playing[agent]
             if network.training:  # left so by learning
                 network.eval()
             policy = network(obs, True, False)[0]
@@ -197,6 +203,7 @@ class ProtocolAgent(BaseAgent):
         """The inverse of `state_dict`."""
         super().load_state_dict(state)
         self.algorithm.load_training_state(state["training"])
+        self.enable_training_mode(self.training)
         self._rounds, self._end, self._noise = [arrays(one) for one in state["rounds"]], None, None
         if state["noise"] is not None:
             self._noise = torch.Generator(device=self._device)
@@ -204,14 +211,12 @@ class ProtocolAgent(BaseAgent):
 
 
 def warn_of_iterations(config: ExperimentConfig) -> None:
-    """Warn of settings that a driver treats otherwise than `nip-ray train`."""
+    """Warn of a rate that falls over iterations, whose number a driver does not set."""
     if getattr(config.algorithm, "anneal_lr", False):
         say(
             f"warning: algorithm.anneal_lr: the rate falls to 0 over {config.iterations} batches (iterations of the"
             " experiment), however long the driver runs; set iterations to the number of batches"
         )
-    if getattr(config.algorithm, "average_weights", None) is not None:
-        say("warning: algorithm.average_weights: a driver plays and evaluates the newest weights")
 
 
 def check_drivable(config: ExperimentConfig) -> None:
