@@ -5,6 +5,7 @@ small model; checking one of the products of which a prover says that they add u
 """
 
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from random import Random
 from typing import Any, Literal
 
@@ -29,9 +30,7 @@ class ClaimSettings:
     largest: int = option(99, "The largest factor; the smallest is 11.", ge=19, le=99)
     num_train: int = option(64, "Training items.", ge=2)
     num_test: int = option(32, "Held-out items.", ge=2)
-    agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Agent -> its model; `_default` serves the agents not named."
-    )
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Agent -> its model; `_default` serves the others.")
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,14 @@ class Claim:
 
 def claims(settings: ClaimSettings, seed: int) -> dict[str, list[Claim]]:
     """Every other claim is off by some tens, so that its last digit is right; no product is in both splits."""
-    factors = settings.largest - 10
-    if (wanted := settings.num_train + settings.num_test) > factors * (factors + 1) // 2:
-        raise UserError(
-            f"scenario.largest: {settings.largest} gives {factors * (factors + 1) // 2} products, but num_train and"
-            f" num_test ask for {wanted}; raise it"
-        )
-    random, seen, made = Random(stable_seed(seed, "arithmetic claims")), set[tuple[int, ...]](), []
-    while len(made) < wanted:
-        one, two = random.randint(11, settings.largest), random.randint(11, settings.largest)
-        y, off = len(made) % 2, random.choice([*range(-50, 0, 10), *range(10, 60, 10)])
-        if (pair := tuple(sorted((one, two)))) not in seen:
-            seen.add(pair)
-            made.append(Claim(len(made), y, (one, two), one * two + (0 if y else off)))
+    random, made = Random(stable_seed(seed, "arithmetic claims")), []
+    pairs = [*combinations_with_replacement(range(11, settings.largest + 1), 2)]
+    if (wanted := settings.num_train + settings.num_test) > len(pairs):
+        raise UserError(f"scenario.largest: {settings.largest} gives {len(pairs)} products of the {wanted}, raise it")
+    for number, pair in enumerate(random.sample(pairs, wanted)):
+        one, two = random.sample(pair, 2)
+        y, off = number % 2, random.choice([*range(-50, 0, 10), *range(10, 60, 10)])
+        made.append(Claim(number, y, (one, two), one * two + (0 if y else off)))
     return {"train": made[: settings.num_train], "test": made[settings.num_train :]}
 
 

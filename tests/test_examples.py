@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.config.load import load_config
+from nip_ray.errors import UserError
 from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.scenarios.registry import build_scenario
 from nip_ray.storage.folder import RunFolder
+from nip_ray.text.parts import prepare
 from nip_ray.text.training.rules import TEXT_ALGORITHMS
 from tests.conftest import forget_plugins
 from tests.text.ollama import ollama
@@ -155,6 +157,12 @@ def haste(params):
 
 register("haste", haste)
 """
+
+
+def test_claims_need_as_many_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    with pytest.raises(UserError, match=r"scenario\.largest: 19 gives 45 products of the 96, raise it"):
+        prepare(load_config("examples/own_language_scenario.yaml", ["scenario.largest=19"]))
 
 
 @pytest.mark.slow

@@ -36,6 +36,8 @@ class PretrainingSettings(SupervisedSettings):
     __pydantic_config__ = FORBID_UNKNOWN
 
     agents: tuple[str, ...] = option((), "Agents to pretrain (default: none).")
+    # not over the run's iterations
+    anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0 over these passes.")
     num_epochs: int = option(100, "Passes over the training instances.", ge=1)
     in_round: int = option(1, "Round, from 1, in which they learn to decide, without messages.", ge=1)
     include_heads: bool = option(False, "Transfer the deciding head as well as the body (as published).")

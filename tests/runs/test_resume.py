@@ -457,6 +457,7 @@ def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
             "algorithm.final_kl_coefficient",
         ),
         ({}, None),
+        ({"pretraining": {"agents": ["verifier"], "anneal_lr": True}}, None),
     ],
 )
 def test_what_changes_over_the_whole_length_is_found_by_what_its_option_means(
