@@ -20,8 +20,6 @@ from protocol_table import laid_over
 
 RECORD = ROOT / "benchmarks" / "self_proving.json"
 SEEDS = (500, 501, 502)
-ITERATIONS = 50
-"""Of feedback."""
 COLOURING: Mapping[str, Any] = {
     "scenario": {"task": "two_colouring", "size": 7},
     "providers": {"local": {"word_model": {"hidden_size": 64}}},

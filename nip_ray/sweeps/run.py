@@ -266,7 +266,7 @@ def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[st
         trial_id=trial.trial_id,
         values=values,
         seed=seed,
-        status=_status(trial, last, _complete(spec, trial, rows)),
+        status=_status(spec, trial, last, rows),
         run_dir=folder / TRIALS / trial.trial_id if rows else None,
         iterations=iterations,
         metrics=metrics,
@@ -286,12 +286,12 @@ def _complete(spec: SweepSpec, trial: Any, rows: Sequence[Mapping[str, Any]]) ->
         return False
 
 
-def _status(trial: Any, last: Mapping[str, Any], complete: bool) -> Status:
+def _status(spec: SweepSpec, trial: Any, last: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Status:
     if trial.status == "ERROR" or "failed" in last:
         return "failed"
     if not ended(trial):
         return "unfinished"
-    return "done" if complete else "stopped"
+    return "done" if _complete(spec, trial, rows) else "stopped"
 
 
 def _error(trial: Any, last: Mapping[str, Any]) -> str | None:
