@@ -60,6 +60,11 @@ def test_all_checkpoints_are_examined_and_kept(trained: Path) -> None:
     assert list((trained / "reruns").glob("*.json"))
     shown = call("evaluate", trained, "--all-checkpoints")
     assert "eval/verifier/accuracy" in shown.stdout
+    fewer = json.loads(
+        call("evaluate", trained, "--all-checkpoints", "--set", "evaluation.max_instances=1", "--json").stdout
+    )["checkpoints"]
+    assert {row["num_instances"] for row in fewer} == {1}
+    assert "is of an attack" in refusal("evaluate", trained, "--all-checkpoints", "--set", "evaluation.attack.seeds=7")
     assert "one of them" in refusal("evaluate", trained, "--all-checkpoints", "--checkpoint", "2")
 
 

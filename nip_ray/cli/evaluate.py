@@ -61,13 +61,11 @@ def evaluate(
         if all_checkpoints:
             if checkpoint is not None:
                 raise UserError("--all-checkpoints and --checkpoint: give one of them")
-            if attack or settings or instances is not None:
-                raise UserError(
-                    "--all-checkpoints: --attack, --set and --instances are for one checkpoint; leave them out"
-                )
+            if attack or instances is not None:
+                raise UserError("--all-checkpoints: --attack and --instances are for one checkpoint; leave them out")
             folder = local_run(run_dir)
             check_run_dir(folder)
-            _rerun(folder, dataset, seed, as_json, quiet)
+            _rerun(folder, dataset, seed, settings or [], as_json, quiet)
             return
         _refuse_no_file("--instances", instances)
         # libraries may print: stdout is for the metrics
@@ -246,12 +244,14 @@ def _interval(record: Mapping[str, Any] | None) -> str:
     return f"{record['estimate']:.3f}{ends}"
 
 
-def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool, quiet: bool) -> None:
+def _rerun(
+    run_dir: Path, dataset: Path | None, seed: int | None, settings: list[str], as_json: bool, quiet: bool
+) -> None:
     """Evaluate all checkpoints of a run and print the results, unless quiet."""
     with redirect_stdout(sys.stderr):
         from nip_ray.evaluation.verbs.rerun import rerun_tests
 
-        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=quiet or as_json)
+        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, settings=settings, quiet=quiet or as_json)
     if as_json:
         print_json({"checkpoints": rows})
     if as_json or quiet:

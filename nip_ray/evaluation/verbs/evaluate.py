@@ -97,7 +97,7 @@ def evaluate_run(
             write_lines(Path(instances), instances_of_text(folder, stored))
         return found
     config = with_settings(stored, settings)
-    _refuse_unused(stored, config, attacked, dataset)
+    refuse_unused(stored, config, attacked, dataset)
     newest = newest_or(folder, checkpoint, config)
     if attacked:
         import_plugins(config.plugins)
@@ -162,10 +162,10 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
     return changed
 
 
-def _refuse_unused(
+def refuse_unused(
     stored: ExperimentConfig, config: ExperimentConfig, attacked: bool, dataset: Path | str | None
 ) -> None:
-    """Raise UserError for a changed setting that would be ignored."""
+    """Raise UserError for a setting of `config` that differs from the run's (`stored`) and would be ignored."""
     changed = (
         change.partition("=")[0].removeprefix("evaluation.") for change in changes_of(plain(stored), plain(config))
     )

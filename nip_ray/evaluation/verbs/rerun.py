@@ -1,7 +1,7 @@
 """`rerun_tests`: test all checkpoints of an old run again, optionally on other data or with another seed.
 
-    reruns/NAME.json        format, version, dataset, seed, passed_over, and `checkpoints`: one record each, as in
-                            evaluation.json
+    reruns/NAME.json        format, version, dataset, seed, settings, passed_over, and `checkpoints`: one record each,
+                            as in evaluation.json
 
 Decisions that matter here:
 - the run's own files are not touched, and no lock is taken: a run that is still training can be tested, too;
@@ -14,7 +14,7 @@ Decisions that matter here:
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures
+from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures, refuse_unused, with_settings
 from nip_ray.progress import progress_line, say
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.files import check_version, write_atomically
@@ -41,14 +41,15 @@ def rerun_tests(
     *,
     dataset: Path | str | None = None,
     seed: int | None = None,
+    settings: Sequence[str] = (),
     name: str | None = None,
     quiet: bool = True,
 ) -> list[dict[str, Any]]:
     """The metrics of every undamaged checkpoint, oldest first, as `evaluate_run` returns them, and the `file` with all.
 
-    dataset: a file of pairs (None: the run's own held-out split). seed: of sampled actions (None: the run's). name: of
-    the file (None: after the data set, with -2, -3 ... if taken). quiet: without a progress line. Raises UserError for
-    a taken name, and as `evaluate_run` does.
+    dataset: a file of pairs (None: the run's own held-out split). seed: of sampled actions (None: the run's).
+    settings: "evaluation.key=value" in place of the run's. name: of the file (None: after the data set, with -2, -3 ...
+    if taken). quiet: without a progress line. Raises UserError for a taken name, and as `evaluate_run` does.
     """
     folder = RunFolder.open(run_dir)
     if name is not None:
@@ -58,7 +59,9 @@ def rerun_tests(
             )
         if (folder.path / RERUNS / f"{name}.json").exists():
             raise UserError(f"--name {name}: this run has a rerun of that name; choose another")
-    config = load_stored_config(folder.path / CONFIG)
+    stored = load_stored_config(folder.path / CONFIG)
+    config = with_settings(stored, settings)
+    refuse_unused(stored, config, False, dataset)
     entries = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
     iterations = sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{6,}", entry.name))
     if not iterations:
@@ -80,7 +83,13 @@ def rerun_tests(
     for reason in passed_over:
         say(f"warning: {reason}; passed over")
     where = None if dataset is None else os.path.abspath(dataset)
-    content = {"dataset": where, "seed": made.seed, "passed_over": passed_over, "checkpoints": documents}
+    content = {
+        "dataset": where,
+        "seed": made.seed,
+        "settings": list(settings),
+        "passed_over": passed_over,
+        "checkpoints": documents,
+    }
     file = _keep(folder.path, content, name, "held-out" if dataset is None else Path(dataset).stem)
     return [{**flat_figures(made, document), "file": str(file)} for document in documents]
 
