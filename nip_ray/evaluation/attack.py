@@ -39,6 +39,7 @@ from nip_ray.evaluation.attack_table import (
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
+from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.message_search import MessageSearch
 from nip_ray.play.panels import VERDICT, judged
@@ -253,7 +254,8 @@ class _Attack:
         made = {agent: network.to(self.device) for agent, network in self.target.fresh(self.agents, size, seed).items()}
         if kind == "continued":
             for agent, network in made.items():
-                own = self.target.networks[agent].state_dict()
+                player = self.target.networks[agent]
+                own = (player.network if isinstance(player, GreedyPlayer) else player).state_dict()
                 if _shapes(own) != _shapes(network.state_dict()):
                     return None
                 network.load_state_dict(own)

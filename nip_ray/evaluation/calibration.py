@@ -29,6 +29,7 @@ import torch
 from nip_ray.evaluation.aggregates import Z95
 from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.evaluation.selective import selective
+from nip_ray.play.rollout import Rollout
 from nip_ray.play.staged import Staged
 from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.seeding import stable_seed
@@ -43,13 +44,14 @@ Array = npt.NDArray[np.float64]
 def calibration(staged: Staged, seed: int) -> dict[str, Any]:
     """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of
     {"from", "to", "confidence", "positive"}, empty bins left out."""
-    graded_N, y_N = graded_verdicts(staged)
+    graded_N, y_N, right_N = graded_verdicts(staged)
+    sure_N = np.where(right_N == y_N, graded_N, 1 - graded_N)  # accepted, if it is right just where y is 1
     count = staged.rollout.num_copies
     found: dict[str, Any] = {
         "brier": mean((graded_N - y_N) ** 2).record(),
         "ece": calibration_error(graded_N, y_N, seed).record(),
         "undecided": proportion(count - len(y_N), count).record(),
-        "selective": selective(graded_N, y_N, count, staged.chance_BRD.shape[-1] > 3),
+        "selective": selective(sure_N, right_N, count),
     }
     bin_N, bins = _bins(graded_N), []
     for number in sorted(set(bin_N.tolist())):
@@ -84,25 +86,34 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
     return Mean(error, max(0.0, error - float(noise)), min(1.0, error + Z95 * math.sqrt(variance / n)), n)
 
 
-def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
-    """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two
-    verdicts: probabilities of the given verdict, and whether it is right. Under a panel's mean: the mean."""
+def graded_verdicts(staged: Staged) -> tuple[Array, Array, Array]:
+    """(N,) probabilities of acceptance at the verdict, (N,) labels, and (N,) 1 where the verdict is right, of the
+    copies that have one. With more than two verdicts: probabilities of the given verdict, and twice whether it is
+    right. Under a panel's mean: the mean. The verdict may be the less probable one: of a panel that votes, and with
+    `force_guess`."""
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1
     if staged.stated_B is not None:
-        return staged.stated_B[decided_B].double().cpu().numpy(), rollout.y_B[decided_B].double().cpu().numpy()
+        y_N, right_N = _judged(rollout, decided_B)
+        return staged.stated_B[decided_B].double().cpu().numpy(), y_N, right_N
     # the verdict falls in the verifier's last turn whose decision could count
     counts_BR = chance_BRD.sum(-1) > 0
     rounds_R = torch.arange(counts_BR.shape[1], device=counts_BR.device)
     last_B = torch.where(counts_BR, rounds_R, -1).amax(1)
     decided_B = decided_B & (last_B >= 0)
     chance_ND = chance_BRD[decided_B, last_B[decided_B]].double()
-    verdict_N, y_N = rollout.verdict_B[decided_B], rollout.y_B[decided_B]
+    y_N, right_N = _judged(rollout, decided_B)
     if chance_ND.shape[1] > 3:
-        own_N = chance_ND.gather(1, verdict_N[:, None])[:, 0] / chance_ND[:, :-1].sum(1).clamp_min(_TINY)
-        return own_N.cpu().numpy(), (verdict_N == y_N).double().cpu().numpy()
+        own_N = chance_ND.gather(1, rollout.verdict_B[decided_B][:, None])[:, 0]
+        return (own_N / chance_ND[:, :-1].sum(1).clamp_min(_TINY)).cpu().numpy(), right_N, right_N
     accept_N = chance_ND[:, ACCEPT] / (chance_ND[:, ACCEPT] + chance_ND[:, REJECT]).clamp_min(_TINY)
-    return accept_N.cpu().numpy(), y_N.double().cpu().numpy()
+    return accept_N.cpu().numpy(), y_N, right_N
+
+
+def _judged(rollout: Rollout, decided_B: torch.Tensor) -> tuple[Array, Array]:
+    """(N,) labels of the decided copies, and (N,) 1 where the verdict is right."""
+    verdict_N, y_N = rollout.verdict_B[decided_B], rollout.y_B[decided_B]
+    return y_N.double().cpu().numpy(), (verdict_N == y_N).double().cpu().numpy()
 
 
 def _bins(graded_N: Array) -> npt.NDArray[np.int64]:

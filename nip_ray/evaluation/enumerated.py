@@ -9,6 +9,7 @@ Decisions that matter here:
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nip_ray.play.scenario import Scenario
@@ -25,6 +26,15 @@ def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
     return len(found) / len(id_B) if every else None
 
 
+def one_of_each(scenario: Scenario, id_B: Tensor) -> Tensor | None:
+    """The place of the first instance of each situation; None where `distinct_part` has none."""
+    situation_I = scenario.situation_I()
+    if situation_I is None or distinct_part(scenario, id_B) is None:
+        return None
+    found = situation_I[id_B.to(situation_I.device)].tolist()
+    return torch.tensor(sorted(found.index(situation) for situation in set(found)))
+
+
 def as_exact(tree: Any, part: float | None) -> Any:
     """`tree` with each {"estimate", "lower", "upper", "n"} made exact. part: of `distinct_part` (None: unchanged)."""
     if part is None or not isinstance(tree, dict | list):
@@ -38,9 +48,11 @@ def as_exact(tree: Any, part: float | None) -> Any:
 
 
 def attack_as_exact(entries: dict[str, Any], part: float | None) -> dict[str, Any]:
-    """The entries of an attack, those of greedy attackers and of the search over all messages made exact."""
+    """The entries of an attack, those of the search over all messages and of greedy attackers made exact; the latter
+    if the verifier was greedy, too."""
     if part is None:
         return entries
+    drawn = entries["attack"].get("verifier") == "sampled"
     made = {**entries, "attack": dict(entries["attack"])}
     for goal, table in entries["attack"].items():
         if not (isinstance(table, dict) and "attackers" in table):
@@ -48,13 +60,13 @@ def attack_as_exact(entries: dict[str, Any], part: float | None) -> dict[str, An
         known = ("held_out", "fooled")  # the instances kept back for selection are a sample
         rows = [
             {**row, **{key: as_exact(row[key], part) for key in known if key in row}}
-            if row["mode"] == "greedy"
+            if row["mode"] == "greedy" and not drawn
             else row
             for row in table["attackers"]
         ]
         every = {key: as_exact(table[key], part) for key in ("every_message", "every_message_fooled") if key in table}
         made["attack"][goal] = {**table, "attackers": rows, **every}
-        greedy = any(row["chosen"] and row["mode"] == "greedy" for row in rows)
+        greedy = not drawn and any(row["chosen"] and row["mode"] == "greedy" for row in rows)
         exact = {
             f"{goal}_under_attack": greedy,
             goal: greedy,

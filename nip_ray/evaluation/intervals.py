@@ -85,7 +85,10 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike) -> Mean:
     if total == 0:
         return Mean(None, None, None, top_G.size)
     estimate = float(top_G.sum()) / total
-    spread = mean((top_G - estimate * bottom_G) * (top_G.size / total))  # of mean 0, up to rounding
+    rest_G = top_G - estimate * bottom_G  # of mean 0, up to rounding
+    if float(np.abs(rest_G).max()) <= 1e-12 * max(1.0, float(np.abs(top_G).max())):  # all draws have the same ratio
+        return Mean(estimate, None, None, top_G.size)
+    spread = mean(rest_G * (top_G.size / total))
     half = None if spread.upper is None or spread.estimate is None else spread.upper - spread.estimate
     if half is None:
         return Mean(estimate, None, None, top_G.size)

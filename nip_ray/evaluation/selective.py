@@ -1,10 +1,9 @@
 """Risk against coverage: a verifier's error rate among its most confident verdicts; undecided counts as abstaining.
 
 Decisions that matter here:
-- confidence of a verdict: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`, or of more than two verdicts p
-  itself. Verdicts are included by decreasing confidence; coverage is the included share of all instances, risk the
-  share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010). Ties are included together, each counting
-  with the mean of all, as if broken at random;
+- verdicts are included by decreasing confidence, the probability of the given verdict; coverage is the included share
+  of all instances, risk the share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010). Ties are included
+  together, each counting with the mean of all, as if broken at random;
 - the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS
   2017). An undecided verifier has fewer of them, so the area is reported with the coverage;
 - the area's interval is the exact one of a share with the same variance (`intervals.share_ends`). The variance is that
@@ -32,17 +31,15 @@ _POINTS = 40
 Array = npt.NDArray[np.float64]
 
 
-def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False) -> dict[str, Any]:
+def selective(sure_N: Array, right_N: npt.ArrayLike, count: int) -> dict[str, Any]:
     """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk", "lower", "upper"}]} of
     the verdicts.
 
-    graded_N: (N,) probabilities of acceptance of the instances with a verdict, y_N: (N,) their labels. count: of all
-    instances. A precision is None (of 0 instances) where fewer verdicts were given. of_verdict: `graded_N` is of the
-    given verdicts instead, and `y_N` is 1 where they are right.
+    sure_N: (N,) probabilities of the given verdicts, right_N: (N,) whether they are right. count: of all instances. A
+    precision is None (of 0 instances) where fewer verdicts were given.
     """
-    sure_N = graded_N if of_verdict else np.maximum(graded_N, 1 - graded_N)
     order_N = np.argsort(-sure_N, kind="stable")
-    wrong_N = (y_N < 0.5 if of_verdict else (graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
+    wrong_N = 1 - np.asarray(right_N, dtype=np.float64)[order_N]
     even_N = _even(sure_N[order_N], wrong_N)
     risk_N = np.cumsum(even_N) / np.arange(1, len(even_N) + 1)
     curve = []
@@ -53,7 +50,7 @@ def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False)
         curve.append({"coverage": (k + 1) / count, "risk": float(risk_N[k]), "lower": ends.lower, "upper": ends.upper})
     return {
         "area": area(risk_N, even_N).record(),
-        "coverage": proportion(len(y_N), count).record(),
+        "coverage": proportion(len(sure_N), count).record(),
         "precision": {str(share): _precision(even_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
         "curve": curve,
     }

@@ -51,7 +51,10 @@ def test_two_runs_are_compared_exactly_and_without_a_test(runs: list[Path]) -> N
     assert record["first"]["n"] == 4
     assert record["only_first"] + record["only_second"] <= 4
     assert "exact" in CliRunner().invoke(app, ["compare", "--paired", *map(str, runs)]).output
-    assert all(cell["accuracy"]["exact"] for cell in cross_play(runs)["matrix"])
+    found = cross_play(runs)
+    assert all(cell["accuracy"]["exact"] for cell in found["matrix"])
+    assert {one["n"] for one in found["elo"]["verifier"]} == {4}, "a game for each situation, not for each copy"
+    assert found["matrix"][0]["accuracy"]["n"] == 4
     assert "exact" not in cross_play(runs, greedy=False)["matrix"][0]["accuracy"]
 
 
@@ -80,6 +83,9 @@ def test_records_of_drawn_attackers_keep_their_intervals() -> None:
     assert greedy["held_out"]["n"] == 2
     assert found["soundness_error"]["exact"]
     assert attack_as_exact(entries, None) is entries
+    drawn = attack_as_exact({**entries, "attack": {**entries["attack"], "verifier": "sampled"}}, 4 / 1024)
+    assert drawn["attack"]["soundness"]["attackers"] == rows, "the verifier draws its actions, too"
+    assert drawn["soundness_error"] == record
     assert as_exact([record], None) == [record]
 
 

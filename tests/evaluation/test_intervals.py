@@ -86,6 +86,13 @@ def test_a_ratio_that_is_a_share_of_draws_has_the_exact_interval() -> None:
     assert ratio([0, 0, 1, 0], [1, 1, 1, 1]) == proportion(1, 4)
 
 
+@pytest.mark.parametrize("top", [3, 5, 6, 7])
+def test_the_same_ratio_in_every_draw_leaves_its_spread_unknown(top: int) -> None:
+    m = np.arange(1, 7)
+    found = ratio(top * m, 11 * m)
+    assert (found.estimate, found.lower, found.upper) == (pytest.approx(top / 11), None, None)
+
+
 def test_a_ratio_to_nothing_is_unknown() -> None:
     assert ratio([0, 0], [0, 0]).estimate is None
 

@@ -64,7 +64,7 @@ def test_in_play_of_several_rounds() -> None:
     drawn = (rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
     expected = chance_BRD[:, 1].mean(0)[:2] + chance_BRD[:, 3].mean(0)[:2]
     assert torch.allclose(drawn[:2], expected, atol=4 * 0.5 / math.sqrt(len(id_B)))
-    grades, labels = graded_verdicts(staged)
+    grades, labels, _ = graded_verdicts(staged)
     assert len(grades) == len(labels) == int((rollout.verdict_B != CONTINUE).sum())
     by = judged(scenario.protocol, rollout)
     assert [by[judge].verdict_B.tolist() for judge in ("judge0", "judge1")] == rollout.vote_BM.T.tolist()
@@ -104,7 +104,7 @@ def test_of_the_mean_in_play_of_several_rounds() -> None:
                 stated.append((mean, float(rollout.y_B[copy])))
                 drawn += len(set(own)) == 2 and CONTINUE not in own
         assert noise is None or drawn > 0, "judges that disagree"
-        graded, labels = graded_verdicts(staged.copies(slice(None)))
+        graded, labels, _ = graded_verdicts(staged.copies(slice(None)))
         assert list(zip(graded, labels, strict=True)) == [(pytest.approx(p, abs=1e-6), y) for p, y in stated]
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score
 
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.selective import area, selective
@@ -12,9 +11,7 @@ def verdicts(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarra
     """Sureness 1/2 + u/2 with u uniform, wrong with probability 1 - u: the risk of the surest t is t/2, the area
     1/4."""
     u = random.random(n)
-    accepts = random.random(n) < 0.5
-    wrong = random.random(n) < 1 - u
-    return np.where(accepts, 0.5 + u / 2, 0.5 - u / 2), (accepts ^ wrong).astype(float)
+    return 0.5 + u / 2, random.random(n) >= 1 - u
 
 
 def test_of_many_verdicts_the_figures_are_those_of_the_law() -> None:
@@ -29,8 +26,8 @@ def test_of_many_verdicts_the_figures_are_those_of_the_law() -> None:
 
 
 def test_by_hand() -> None:
-    found = selective(np.array([0.9, 0.2, 0.6, 0.3]), np.array([1.0, 0.0, 0.0, 1.0]), 5)
-    assert [point["risk"] for point in found["curve"]] == pytest.approx([0, 0, 1 / 3, 1 / 2])  # .9, .2, .3, .6
+    found = selective(np.array([0.9, 0.8, 0.6, 0.7]), np.array([True, True, False, False]), 5)
+    assert [point["risk"] for point in found["curve"]] == pytest.approx([0, 0, 1 / 3, 1 / 2])  # .9, .8, .7, .6
     assert found["area"]["estimate"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4, abs=1e-12)
     assert found["precision"]["0.8"]["estimate"] == 0.5
     end = proportion(2, 4)
@@ -40,26 +37,27 @@ def test_by_hand() -> None:
 def test_ties_are_broken_by_nobody() -> None:
     """In whatever order equally sure verdicts stand, and at full coverage the risk is the share of wrong verdicts."""
     random = np.random.default_rng(1)
-    graded, y = np.round(verdicts(random, 300)[0], 1), random.integers(0, 2, 300).astype(float)
+    sure, right = np.round(verdicts(random, 300)[0], 1), random.random(300) < 0.5
     again = random.permutation(300)
-    one, other = selective(graded, y, 300), selective(graded[again], y[again], 300)
+    one, other = selective(sure, right, 300), selective(sure[again], right[again], 300)
     assert one["area"]["estimate"] == pytest.approx(other["area"]["estimate"], abs=1e-12)
     for share in ("0.8", "0.9"):
         assert one["precision"][share]["estimate"] == pytest.approx(other["precision"][share]["estimate"], abs=1e-12)
-    all_alike = selective(np.full(10, 0.9), np.array([1.0] * 8 + [0.0] * 2), 10)
+    all_alike = selective(np.full(10, 0.9), np.arange(10) < 8, 10)
     assert all_alike["precision"]["0.8"]["estimate"] == pytest.approx(0.8), "not that of the first eight"
-    assert one["curve"][-1]["risk"] == pytest.approx(1 - accuracy_score(y, graded > 0.5), abs=1e-12)
+    assert one["curve"][-1]["risk"] == pytest.approx(1 - right.mean(), abs=1e-12)
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
+    """Those of risk and precision given the threshold: the surest k are drawn from above the next one's sureness."""
     random, held = np.random.default_rng(2), {"area": 0, "curve": 0, "precision": 0}
     for _ in range(2000):
-        found = selective(*verdicts(random, 400), 400)
+        sure, right = verdicts(random, 400)
+        found, down = selective(sure, right, 400), np.sort(2 * sure - 1)[::-1]
         held["area"] += found["area"]["lower"] <= 0.25 <= found["area"]["upper"]
-        held["curve"] += (
-            found["curve"][20]["lower"] <= found["curve"][20]["coverage"] / 2 <= found["curve"][20]["upper"]
-        )
-        held["precision"] += found["precision"]["0.8"]["lower"] <= 0.6 <= found["precision"]["0.8"]["upper"]
+        point, precision = found["curve"][20], found["precision"]["0.8"]
+        held["curve"] += point["lower"] <= (1 - down[round(400 * point["coverage"])]) / 2 <= point["upper"]
+        held["precision"] += precision["lower"] <= (1 + down[320]) / 2 <= precision["upper"]
     assert all(0.94 <= count / 2000 <= 0.975 for count in held.values()), held
 
 
@@ -92,7 +90,7 @@ def test_the_areas_interval_covers_with_few_instances_and_few_errors(law: str, n
 
 
 def test_nobody_errs_and_nobody_decides() -> None:
-    sure = selective(np.array([0.9, 0.8]), np.array([1.0, 1.0]), 2)
+    sure = selective(np.array([0.9, 0.8]), np.array([True, True]), 2)
     assert sure["area"] == {"estimate": 0.0, "lower": None, "upper": None, "n": 2}
     none = selective(np.empty(0), np.empty(0), 3)
     assert (none["area"]["estimate"], none["coverage"]["estimate"], none["curve"]) == (None, 0.0, [])

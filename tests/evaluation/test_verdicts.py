@@ -96,6 +96,18 @@ def test_the_interval_of_the_calibration_error_holds_the_truth_as_often_as_it_sa
     assert held / trials > 0.9
 
 
+def test_risk_is_of_the_verdict_that_was_given() -> None:
+    """A panel that votes, and `force_guess`, may give the less probable verdict."""
+    staged = graded(np.array([0.9, 0.8, 0.3]), np.array([0.0, 1.0, 1.0]))
+    given = Staged(replace(staged.rollout, verdict_B=staged.rollout.y_B), staged.chance_BRD)
+    found = calibration(given, 0)["selective"]
+    assert found["area"]["estimate"] == 0.0
+    assert found["precision"]["0.8"]["estimate"] == 1.0
+    wrong = calibration(Staged(replace(staged.rollout, verdict_B=1 - staged.rollout.y_B), staged.chance_BRD), 0)
+    # the confidence of a given verdict orders them: .9, .7 and .2, all wrong
+    assert [point["risk"] for point in wrong["selective"]["curve"]] == [1.0, 1.0, 1.0]
+
+
 def test_the_undecided_have_no_grade() -> None:
     staged = graded(np.array([0.1, 0.6, 0.9]), np.array([0.0, 1.0, 1.0]))
     staged = Staged(replace(staged.rollout, verdict_B=torch.tensor([0, 2, 1])), staged.chance_BRD)

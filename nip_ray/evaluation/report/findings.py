@@ -248,7 +248,7 @@ def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str]
             beside += f", and of {percent_words(1 - lost.estimate)} under attack" if beside else ""
         measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}{beside}."
         if not exhaustive and (better := stronger(source, "soundness")) is not None:
-            wrong = percent_words(1 - better[1].estimate)
+            wrong = percent_words(better[1].estimate)
             measured += f" On the evaluated instances another did better ({better[0]}): {wrong}."
         claims = shown if error.upper is not None and error.upper <= most else broken
         claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")

@@ -78,10 +78,22 @@ def completeness_error(source: RunSource) -> Figure | None:
 
 def _error(source: RunSource, side: str) -> Figure | None:
     """The share of wrong verdicts: over all messages (undecided counts as wrong), else against the chosen attacker."""
-    every = every_message(source, side)
-    chosen = next((figure_of(one.get("fooled")) for one in attackers(source, side) if one.get("chosen") is True), None)
-    right = every or under_attack(source, side)
-    return chosen if chosen is not None and every is None else None if right is None else complement(right)
+    if (every := every_message(source, side)) is not None:
+        return complement(every)
+    for one in attackers(source, side):
+        if one.get("chosen") is True and (error := _error_by(one, side)) is not None:
+            return error
+    right = under_attack(source, side)
+    return None if right is None else complement(right)
+
+
+def _error_by(one: Record, side: str) -> Figure | None:
+    """What an attacker adds to the error of a side: of soundness, false claims accepted; else all not rightly judged,
+    undecided ones too."""
+    fooled, right = figure_of(one.get("fooled")), figure_of(one.get("held_out"))
+    if side.startswith("soundness") and fooled is not None:
+        return fooled
+    return None if right is None else complement(right)
 
 
 def complement(share: Figure) -> Figure:
@@ -91,15 +103,13 @@ def complement(share: Figure) -> Figure:
 
 
 def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
-    """(in words, metric) of the attacker that did best on the measured instances, if it is not the chosen one."""
-    chosen = under_attack(source, side)
-    figures = [(attacker_words(one), figure_of(one.get("held_out"))) for one in attackers(source, side)]
-    found = min(
-        ((name, figure) for name, figure in figures if figure is not None),
-        key=lambda one: one[1].estimate,
-        default=None,
-    )
-    return found if found is not None and chosen is not None and found[1].estimate < chosen.estimate else None
+    """(in words, the error) of the attacker that did best on the measured instances, if it is not the chosen one."""
+    made = [(one, error) for one in attackers(source, side) if (error := _error_by(one, side)) is not None]
+    chosen = next((error for one, error in made if one.get("chosen") is True), None)
+    if chosen is None:
+        return None
+    best, error = max(made, key=lambda found: found[1].estimate)
+    return (attacker_words(best), error) if error.estimate > chosen.estimate else None
 
 
 def is_held_out(source: RunSource) -> bool:
@@ -191,7 +201,7 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "chosen": next((row["fooled"] for row in rows if row["chosen"]), ("", "")),
         "attacker": next((row["name"] for row in rows if row["chosen"]), ""),
         "rows": rows,
-        "stronger": None if better is None else (better[0], percent_words(1 - better[1].estimate)),
+        "stronger": None if better is None else (better[0], percent_words(better[1].estimate)),
         "any": _wrong(figure_of(part.get("any_attacker"))),
         "every": _wrong(every_message(source, key)),
         "budgets": [made for of, unit in _BUDGETS.items() if (made := _budget(source, key, of, unit)) is not None],

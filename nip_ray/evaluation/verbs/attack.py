@@ -16,6 +16,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations
 from nip_ray.evaluation.attack_table import refuse_unfit
 from nip_ray.evaluation.enumerated import attack_as_exact, distinct_part
+from nip_ray.evaluation.examine import players
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import progress_line
 from nip_ray.protocols import from_settings
@@ -47,7 +48,7 @@ def attack(
     def fresh(agents: Sequence[str], size: int, seed: int) -> dict[str, nn.Module]:
         return attackers(config, agents, size, seed)
 
-    target = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
+    target = AttackTarget(scenario, players(config, networks), fresh, _scripts(config, scenario), held_out, seed)
     with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
         entries = attacked(target, settings, lambda done, what: show(done, {"stage": what}))
     sampled = settings.max_instances is not None and settings.max_instances < len(held_out)

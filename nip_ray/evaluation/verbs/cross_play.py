@@ -3,8 +3,9 @@
 Decisions that matter here:
 - agents trained together may share a private code. A verifier that understands only its own prover has learned that
   prover, not the task: the matrix shows it off its diagonal;
-- all pairs play the same held-out instances and episode seeds. Runs must have the same scenario, held-out instances and
-  protocol; networks may differ, and each agent observes instances by its own run's settings;
+- all pairs play the same held-out instances and episode seeds; of copies of a situation greedy play needs one. Runs
+  must have the same scenario, held-out instances and protocol; networks may differ, and each agent observes instances
+  by its own run's settings;
 - runs that differ only in seed and name are a group. For each pair of groups: the interquartile mean over all pairs of
   seeds, except those trained together, with an interval by resampling verifiers and provers (`crossed_interval`);
 - verifiers and provers are rated separately (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins
@@ -26,7 +27,8 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
 from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
-from nip_ray.evaluation.enumerated import as_exact, distinct_part
+from nip_ray.evaluation.enumerated import as_exact, one_of_each
+from nip_ray.evaluation.examine import players
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report.compare import names_apart
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
@@ -91,12 +93,13 @@ def cross_play(
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
     place_B = places(len(runs[0].ids), max_instances, seed)
-    distinct = distinct_part(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
+    once = one_of_each(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
+    to_play_B = place_B if once is None else place_B[once]
 
     def play(verifier: int, prover: int) -> Games:
-        return played(runs[verifier], runs[prover], place_B, greedy, seed)
+        return played(runs[verifier], runs[prover], to_play_B, greedy, seed)
 
-    found, cells = table(runs[0].scenario.protocol, [run.name for run in runs], play, distinct)
+    found, cells = table(runs[0].scenario.protocol, [run.name for run in runs], play, exact=once is not None)
     return {
         "runs": [
             {"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs
@@ -173,7 +176,8 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
         ids = scenario.ids("test").cpu()
         plain = config.model_dump(exclude=set(FREE_KEYS))
         group = next((other.group for other in runs if other.config.model_dump(exclude=set(FREE_KEYS)) == plain), name)
-        runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
+        own = players(config, made.networks)
+        runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, own))
         largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
         if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
             raise UserError(
@@ -221,8 +225,9 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
     return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
 
 
-def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float | None) -> tuple[dict[str, Any], Cells]:
-    """The entries "roles", "matrix" and "elo", and the counts of a verifier's cells. distinct: of `distinct_part`."""
+def table(protocol: Protocol, names: Sequence[str], play: Play, *, exact: bool) -> tuple[dict[str, Any], Cells]:
+    """The entries "roles", "matrix" and "elo", and the counts of a verifier's cells. exact: the games are those of
+    every situation, once."""
     roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
     matrix, scores, cells = [], [], {}
     for row, own in enumerate(names):
@@ -246,7 +251,7 @@ def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float 
                     "return": mean(games.return_BA[:, 0].numpy()).record(),
                 }
             scores[-1].append(score_B)
-            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, distinct)})
+            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, 1.0 if exact else None)})
     rated = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
     elo = {role: records(names, found) for role, found in zip(roles, rated, strict=True)}
     return {"roles": list(roles), "matrix": matrix, "elo": elo}, cells

@@ -23,7 +23,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.evaluation.enumerated import distinct_part
+from nip_ray.evaluation.enumerated import one_of_each
 from nip_ray.evaluation.examine import players
 from nip_ray.evaluation.verbs.cross_play import Contestant, Games, Play, places, played, table
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
@@ -44,14 +44,13 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Meeting:
-    """Pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, if
-    greedy."""
+    """Pairings of checkpoints. iterations: oldest first. count: of instances. exact: see `table`."""
 
     protocol: Protocol
     iterations: Sequence[int]
     play: Play
     count: int
-    distinct: float | None = None
+    exact: bool = False
 
 
 def cross_play_checkpoints(
@@ -84,7 +83,7 @@ def cross_play_checkpoints(
         "greedy": greedy,
         "num_instances": meeting.count,
         "dataset": None if dataset is None else str(dataset),
-        **table(meeting.protocol, names, meeting.play, meeting.distinct)[0],
+        **table(meeting.protocol, names, meeting.play, exact=meeting.exact)[0],
     }
 
 
@@ -125,13 +124,13 @@ def _networks(
             Contestant(_name(iteration), _name(iteration), folder.path, iteration, config, scenario, ids, own)
         )
     place_B = places(len(ids), max_instances, seed)
+    once = one_of_each(scenario, ids[place_B]) if greedy else None
+    to_play_B = place_B if once is None else place_B[once]
 
     def play(row: int, column: int) -> Games:
-        return played(everyone[row], everyone[column], place_B, greedy, seed)
+        return played(everyone[row], everyone[column], to_play_B, greedy, seed)
 
-    return Meeting(
-        scenario.protocol, chosen, play, len(place_B), distinct_part(scenario, ids[place_B]) if greedy else None
-    )
+    return Meeting(scenario.protocol, chosen, play, len(place_B), once is not None)
 
 
 def _language_models(

@@ -266,7 +266,13 @@ def _trained(
         config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings
     )
     asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
-    items = {split: [item for item in found if item.y != wanted] for split, found in prepared.items.items()}
+    tested = prepared.items["test"]
+    if not prepared.scenario.protocol.two_verdicts:  # the same items for each wrong verdict, to be counted over all
+        tested = tested[: config.algorithm.num_test_items]
+    items = {
+        split: [item for item in found if item.y != wanted]
+        for split, found in {**prepared.items, "test": tested}.items()
+    }
     for split, found in items.items():
         if not found:
             name = config.protocol.verdicts[wanted]

@@ -304,10 +304,12 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
     confidence, as on a scale of two, and if an item was played more than once, since such dialogues are not
     independent."""
     sure = [one for one in dialogues if one.confidence is not None and one.verdict != CONTINUE]
-    graded_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
-    if len(np.unique(np.maximum(graded_N, 1 - graded_N))) < 2 or _items(dialogues)[1] < len(dialogues):
+    accepted_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
+    verdict_N = _verdicts(sure)
+    sure_N = np.where(verdict_N == ACCEPT, accepted_N, 1 - accepted_N)
+    if len(np.unique(sure_N)) < 2 or _items(dialogues)[1] < len(dialogues):
         return {}
-    return {"calibration": {"selective": selective(graded_N, _labels(sure).astype(np.float64), len(dialogues))}}
+    return {"calibration": {"selective": selective(sure_N, verdict_N == _labels(sure), len(dialogues))}}
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:

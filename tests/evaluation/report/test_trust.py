@@ -123,6 +123,32 @@ def test_an_attack_on_true_claims_is_told_beside_that_on_false_ones(tmp_path: Pa
     assert page_contents(source, findings)["tiles"][-1][1] == "70.0\u00a0%"
 
 
+def test_undecided_verdicts_lose_true_claims_and_fool_about_no_false_one(tmp_path: Path) -> None:
+    """Without a bound over all messages: completeness counts what is not accepted, soundness what is accepted."""
+    quiet = {"held_out": record(65), "fooled": record(2), "undecided": record(33)}
+    loud = {"held_out": record(70), "fooled": record(10), "undecided": record(20)}
+    soundness = [attacker("own", "own", 0, chosen=True) | loud, attacker("random", "random", 0) | quiet]
+    completeness = attacker("own", "own", 60, chosen=True) | {"fooled": record(25), "undecided": record(15)}
+    parts: dict[str, Any] = {
+        "soundness_error": record(10),
+        "soundness_under_attack": record(70),
+        "completeness_under_attack": record(60),
+        "attack": {"soundness": {"attackers": soundness}, "completeness": {"attackers": [completeness]}},
+    }
+    folder = run_folder(tmp_path / "run", **parts)
+    (folder / "config.yaml").write_text(json.dumps({"protocol": {"name": "debate"}}))
+    findings = find(read_run(folder))
+    claims = "\n".join([*findings.shown, *findings.not_shown])
+    assert "attacks the true claims, 40.0\u00a0% of them are not accepted" in findings.sentence
+    assert "and of 60.0\u00a0% under attack" in claims
+    assert "another did better" not in claims, "random messages fool it less often"
+    soundness[1] |= {"held_out": record(75), "fooled": record(25), "undecided": record(0)}
+    (folder / "evaluation.json").write_text(json.dumps(json.loads((folder / "evaluation.json").read_text()) | parts))
+    findings = find(read_run(folder))
+    better = "another did better (random messages): 25.0\u00a0%."
+    assert better in "\n".join([*findings.shown, *findings.not_shown]), "it leaves less undecided, and is believed more"
+
+
 def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
     stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
     tried = [{"tries": 1, "held_out": record(80)}, {"tries": 4, "held_out": record(50)}]
@@ -216,7 +242,7 @@ def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
 
 
 def test_risk_against_coverage_is_drawn_with_its_band_and_figures(tmp_path: Path) -> None:
-    found = selective(np.linspace(0.55, 0.95, 80), np.ones(80) - (np.arange(80) % 8 == 0), 100)
+    found = selective(np.linspace(0.55, 0.95, 80), np.arange(80) % 8 != 0, 100)
     folder = run_folder(tmp_path / "run", calibration={"selective": found})
     chart = trust(read_run(folder), True)["selective"]
     assert chart["curve"][-1][:2] == [80.0, 75.0], "an eighth is wrong, on an axis that ends at 50 %"
