@@ -12,7 +12,6 @@ BASE ?= HEAD
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.py benchmarks/peers.py,$(sort $(wildcard benchmarks/*.py)))
 
 # Else every process of a test compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning test-models
-.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench bench-gate peers clean
+.PHONY: help train test $(TIERS) test-all test-ahead golden mutants network simulate lint docs browser bench-gate peers clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -35,7 +34,6 @@ help:
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make docs       build the documentation with search and API reference into build/site, offline and strictly"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
-	@echo "make bench      every script of benchmarks/ but the gate, the headline and the peers, which are asked for something"
 	@echo "make bench-gate whether the working tree is slower than BASE=COMMIT, in about ten minutes (HEAD where none is named)"
 	@echo "make peers      other libraries beside ours, in environments of their own, then docs/peers.md; at most two hours (ARGS=\"--only B1\")"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
@@ -127,9 +125,6 @@ docs: $(STAMP)
 # Without a browser, tests of pages are skipped and say why; so this must not stop anything.
 browser: $(STAMP)
 	-@test -n "$$NIP_RAY_CHROMIUM" -a -f $(VENV)/browser/axe.min.js || $(BIN)/python tests/browser/fetch.py $(VENV)/browser
-
-bench: $(STAMP)
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
 
 bench-gate: $(STAMP)
 	@$(BIN)/python benchmarks/gate.py --base $(BASE) $(ARGS)

@@ -130,7 +130,7 @@ def read_mapping(
         name = str(path if fetched else file)
         text = _text(file, name)
         data = parse_yaml(plain := plain_config(text, name), name)
-        of_run = of_run or file != Path(path) or plain != text
+        of_run = of_run or file != Path(path) or plain != text  # as in `written_by_run`
         foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {shown(data)} at its top level"
@@ -153,6 +153,15 @@ def read_mapping(
     know(code_in(made if not of_run else apply_overrides({}, named)))
     refuse_unknown(made, name)
     return made, name
+
+
+def written_by_run(path: Path | str) -> bool:
+    """True of a run's folder, an artifact, and a file as runs write them."""
+    if is_artifact(path):
+        return True
+    with config_file(path) as file:
+        text = _text(file, str(path))
+        return file != Path(path) or plain_config(text, str(path)) != text
 
 
 def _text(file: Path, name: str) -> str:

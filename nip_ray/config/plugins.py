@@ -24,6 +24,7 @@ from traceback import walk_tb
 from typing import Any
 
 from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 TRUST = "NIP_RAY_TRUST"
@@ -57,12 +58,30 @@ def import_plugins(plugins: Iterable[str]) -> None:
 
 
 def code_in(data: Mapping[str, Any]) -> list[str]:
-    """The code that a config or a runner file, as plain data, names for import: its plugins, and the module of a
-    Gymnasium environment."""
-    plugins, environment = data.get("plugins"), data.get("environment")
-    named = [one for one in plugins if isinstance(one, str)] if isinstance(plugins, list | tuple) else []
+    """The code that a config, a sweep or a runner file, as plain data, names for import: plugins, also those of cases,
+    spaces and changes, and the module of a Gymnasium environment."""
+    environment = data.get("environment")
     id = environment.get("id") if isinstance(environment, Mapping) else None
-    return named + ([id.partition(":")[0]] if isinstance(id, str) and ":" in id else [])
+    return [*_plugins_in(data)] + ([id.partition(":")[0]] if isinstance(id, str) and ":" in id else [])
+
+
+def _plugins_in(data: Any, named: bool = False) -> Iterator[str]:
+    """The plugins somewhere in plain data. named: all strings there are plugins."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _plugins_in(value, named or _first(str(key)) == "plugins")
+    elif isinstance(data, list | tuple):
+        for one in data:
+            yield from _plugins_in(one, named)
+    elif isinstance(data, str) and named:
+        yield data
+    elif isinstance(data, str) and _first((change := data.partition("="))[0]) == "plugins":
+        with suppress(UserError):  # of invalid YAML, refused where it is applied
+            yield from _plugins_in(parse_yaml(change[2], data), True)
+
+
+def _first(key: str) -> str:
+    return key.partition(".")[0].strip()
 
 
 def know(code: Iterable[str], keep: bool = False) -> None:

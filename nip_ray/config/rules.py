@@ -160,7 +160,8 @@ def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterat
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     """It must be built-in or come from a plugin, and fit the scenario."""
     name, scenario, table = config.protocol.name, config.scenario.name, known_table(config)
-    if table is None and not any(plugins(config)):
+    bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
+    if table is None and not bound and not any(plugins(config)):
         hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
         yield f"protocol.name: unknown protocol {name!r}, {suggest(name, listed())} ({hint})"
     home = BOUND_TO_SCENARIO.get(name)
@@ -171,7 +172,6 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
             f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)}"
             " measures"
         )
-    bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
     if bound and home is None:
         yield f"protocol.name: got {name}, but {scenario} is played under the protocol {' or '.join(bound)} only"
 

@@ -30,8 +30,8 @@ WITH_PROMPTS = (
     "helpful_sneaky", "mnip", "judge_panel", "solo_verifier",
 )  # fmt: skip
 """Protocols with prompts for code validation."""
-WORDS = "words"
-"""The local model whose tokens are the words of the scenario."""
+DEFAULT_MODEL, WORDS = "default", "words"
+"""The local models without a folder: a small one that is built here, and one whose tokens are the scenario's words."""
 _OUR_MEMBERS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream",
     "reasoning_effort", "response_format",
@@ -139,9 +139,9 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         if not settings.model.strip():
             yield f"{place}.model: got nothing, name a model of {settings.provider}"
         elif provider.local_models:
-            if settings.model not in ("default", WORDS) and (fault := model_fault(Path(settings.model))):
+            if settings.model not in (DEFAULT_MODEL, WORDS) and (fault := model_fault(Path(settings.model))):
                 yield f"{place}.model: {settings.model}: {fault}"
-        elif settings.model in ("default", WORDS) and provider.has_model:
+        elif settings.model in (DEFAULT_MODEL, WORDS) and provider.has_model:
             yield f"{place}.model: {settings.model} is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
         in_json = agent in deciding(config) and getattr(config.scenario, "decision_format", "text") == "json"

@@ -194,10 +194,11 @@ class ProtocolCopies:
 def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None = None) -> ExperimentConfig:
     """The config in settings, with their changes; or `stored`: a file in a run's folder, with the changes.
 
-    Raises UserError for an invalid config, or one of language models.
+    It imports known code alone: `load_runner` knows what a runner file of the user's own names. Raises UserError for an
+    invalid config, or one of language models.
     """
-    named = settings.config, settings.changes
-    found = load_config(*named, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
+    named = (settings.config, settings.changes) if stored is None else (stored, ())
+    found = load_config(*named, checked=False, of_run=True)
     if not isinstance(found, ExperimentConfig):
         raise UserError(
             f"environment.config: {settings.config} is about language models, expected an experiment of agents with"

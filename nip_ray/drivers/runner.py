@@ -37,7 +37,6 @@ from nip_ray.settings.drivers import (
     RunnerSettings,
 )
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
-from nip_ray.storage.files import write_atomically
 from nip_ray.storage.fingerprint import fingerprint
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.sources import is_artifact
@@ -110,10 +109,8 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
     with RunFolder.open(run_dir, write=True) as folder:
         settings = load_runner(folder.path, overrides)
         experiment = experiment_of(settings, folder.path)
-        begun = has_checkpoint(folder.checkpoints)
-        if overrides:
-            _check_timesteps(settings, load_runner(folder.path).driver.timesteps, folder)
-            write_atomically(folder.path / CONFIG, runner_to_yaml(settings).encode())
+        begun, before = has_checkpoint(folder.checkpoints), load_runner(folder.path)
+        _check_timesteps(settings, before.driver.timesteps, folder)
         driver = make_driver(settings, quiet=quiet, experiment=experiment, fresh=not begun)
         try:
             start = 0
@@ -129,8 +126,12 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
                 say(f"{run_dir}: the run is finished, all {start} timesteps are done")
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
-            every = write_interval(settings)
-            if every and (mended := folder.mend_metrics(range(every, start + 1, every))):
+            if overrides:  # not before: a setting may be impossible
+                write_config(folder.path / CONFIG, runner_to_yaml(settings))
+            every = write_interval(before)
+            if every != write_interval(settings):  # rows of both intervals are right
+                every = None
+            if mended := folder.mend_metrics(range(every, start + 1, every) if every else ()):
                 say(f"warning: {mended}")
             return _run(folder, settings, driver, experiment)
         finally:

@@ -8,12 +8,22 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nip_ray.config.aliases import in_own_words
 from nip_ray.config.keys import with_tags
-from nip_ray.config.load import apply_overrides, faults_of, is_experiment, plain, read_mapping, settings_from, to_yaml
+from nip_ray.config.load import (
+    apply_overrides,
+    faults_of,
+    is_experiment,
+    plain,
+    read_mapping,
+    settings_from,
+    to_yaml,
+    written_by_run,
+)
 from nip_ray.drivers.contract import resolve_scopes
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import (
@@ -35,12 +45,22 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
     Raises UserError, which names the file, for all faults.
     """
     if isinstance(source, Mapping):
-        return parse_runner(apply_overrides(source, overrides))
+        return _with_its_code(parse_runner(apply_overrides(source, overrides)))
     data, name = read_mapping(source, overrides)
     if is_experiment(data):
         raise UserError(f"{name}: is an experiment, not a runner file; start it with `nip-ray train {name}`")
     with faults_of(name, overrides):
-        return parse_runner(data)
+        settings = parse_runner(data)
+        return settings if written_by_run(source) else _with_its_code(settings)
+
+
+def _with_its_code(settings: RunnerSettings) -> RunnerSettings:
+    """The same settings, of the user's own: the experiment that they name may import what it names."""
+    environment = settings.environment
+    if isinstance(environment, ExperimentEnvironmentSettings):
+        with suppress(UserError):  # raised, with its place, where the experiment is read
+            read_mapping(environment.config, environment.changes)
+    return settings
 
 
 def is_runner_folder(run_dir: Path | str) -> bool:

@@ -406,9 +406,10 @@ class DQNLearner(ProtocolLearner):
         """Return True if the network of `role` draws random numbers while it learns."""
         if role not in self._draw:
             rows = self.replay[role].ring.read(torch.arange(2) % self.replay[role].size)
-            before = torch.get_rng_state()
-            copy.deepcopy(self.networks[role]).train()(_part(rows, "obs_"), True, self.settings.dueling)
-            self._draw[role] = not torch.equal(before, torch.get_rng_state())
+            with torch.random.fork_rng(devices=[]):  # else the first steps after a resume would draw other noise
+                before = torch.get_rng_state()
+                copy.deepcopy(self.networks[role]).train()(_part(rows, "obs_"), True, self.settings.dueling)
+                self._draw[role] = not torch.equal(before, torch.get_rng_state())
         return self._draw[role]
 
     def _in_thread(self, role: str, steps: range, threads: int) -> list[TimedStep]:

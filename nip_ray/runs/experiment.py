@@ -115,7 +115,6 @@ def resume_experiment(
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
             session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
-        write_config(folder.path / CONFIG, config_to_yaml(config))
         know(config.plugins, keep=True)
         say_stage(f"run {folder.path}, from iteration {0 if checkpoint is None else checkpoint.iteration}", quiet)
         return _played(session, checkpoint)
@@ -143,6 +142,8 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
     """Start the session, from a checkpoint if there is one, and run it to its end."""
     try:
         session.start(checkpoint)
+        if config_to_yaml(session.config) != session.folder.config_yaml():  # not before: a setting may be impossible
+            write_config(session.folder.path / CONFIG, config_to_yaml(session.config))
         return ExperimentResult(session.folder.path, to_the_end(session), session.iteration)
     finally:
         session.close()
@@ -219,7 +220,6 @@ def _resume_text(config: TextExperimentConfig, folder: RunFolder, quiet: bool) -
         return ended
     check_trackers(config.tracking)
     prepared, state = continued(config, folder, folder.path / PROVIDERS)
-    write_config(folder.path / CONFIG, config_to_yaml(config))
     know(config.plugins, keep=True)
     if mended := folder.mend_metrics(range(1, state.iteration + 1)):
         say(f"warning: {mended}")

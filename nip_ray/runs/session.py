@@ -85,8 +85,9 @@ class Session:
     def start(self, checkpoint: Checkpoint | None = None, *, foreign: bool = False) -> None:
         """Build everything and continue from `checkpoint` (None: the beginning, with the config's initial weights).
 
-        foreign: it belongs to another run; this run's rows up to its iteration are kept, its own checkpoints are not.
-        Raises UserError when the checkpoint does not fit, or the cluster is too small.
+        foreign: it belongs to another run; this run's rows up to its iteration are kept. Its own checkpoints stay until
+        the caller has saved this one, and removes them. Raises UserError when the checkpoint does not fit, or the
+        cluster is too small.
         """
         from nip_ray.rllib.cluster import build_algorithm, start_ray
         from nip_ray.runs.initial_weights import initial_weights, put_weights
@@ -115,7 +116,8 @@ class Session:
                 raise UserError(
                     f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run"
                 ) from error
-        rewind_checkpoints(self.folder.checkpoints, -1 if foreign else self.iteration)
+        if not foreign:
+            rewind_checkpoints(self.folder.checkpoints, self.iteration)
         self.folder.rewind_metrics(self.iteration)
         if mended := self.folder.mend_metrics(range(1, self.iteration + 1)):
             self.warn(mended)
@@ -131,7 +133,7 @@ class Session:
                 run_id(self.folder, self.config.name, self.config.seed),
                 self.config.model_dump(mode="json"),
             )
-            info = RunInfo(self.folder.path, identity, self.config.name, plain, self.group, self.iteration)
+            info = RunInfo(self.folder.path, identity, self.config.name, plain, self.group, self.iteration, foreign)
             self._tracker = open_trackers(self.config.tracking, info)
             self._told = self.iteration
         if self._profiled is None:

@@ -33,7 +33,7 @@ from nip_ray.serving.grammar import Grammar, Writer
 from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.slots import Slots
 from nip_ray.serving.stream import TextStream
-from nip_ray.serving.windows import layer_masks, refuse_other_layers
+from nip_ray.serving.windows import layer_masks, refuse_other_attention
 
 PREFILL = 4096
 """Maximum number of prompt tokens in one forward pass."""
@@ -71,7 +71,8 @@ class ContinuousBatch:
 
     def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
         """Raises UserError for a model that it cannot run."""
-        refuse_other_layers(model.config, chat.tokenizer.name_or_path)
+        chat.refuse_without_embedding(model.get_input_embeddings().weight.shape[0])
+        refuse_other_attention(model, chat.tokenizer.name_or_path)
         self.model, self.chat = model, chat
         # without adapters, which hide its arguments
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -229,7 +230,7 @@ class ContinuousBatch:
         distance = seen_BQ[:, None, :, None] - torch.arange(width, device=device)  # (B, 1, Q, T)
         out = self.model(
             input_ids=ids_BQ,
-            attention_mask=layer_masks(self.model.config, distance >= 0, distance),
+            attention_mask=layer_masks(self.model, distance >= 0, distance),
             position_ids=seen_BQ,
             use_cache=True,
             logits_to_keep=last,

@@ -14,7 +14,7 @@ Decisions that matter here:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
 from nip_ray.progress import say
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import TooLong
-from nip_ray.serving.model_folder import first_line
+from nip_ray.serving.model_folder import first_line, reply_ends
 
 _TRIAL: Chat = [
     {"role": "system", "content": "sys0"},
@@ -47,15 +47,17 @@ _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name"""
 
 
 class ChatFormat:
-    """A tokenizer with its settings. context: maximum tokens of a prompt and its reply together."""
+    """A tokenizer with its settings. context: maximum tokens of a prompt and its reply together. ends: the tokens that
+    end a reply, beside the tokenizer's own."""
 
-    def __init__(self, tokenizer: Any, context: int) -> None:
+    def __init__(self, tokenizer: Any, context: int, ends: Iterable[int] = ()) -> None:
         if tokenizer.chat_template is None:
             raise UserError(
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was"
                 " made to chat"
             )
         self.tokenizer, self.context = tokenizer, context
+        self.ends = frozenset({tokenizer.eos_token_id, *ends} - {None})
         self.prompts_cut = 0
         """Number of chats that have lost their middle in `prompt_before` or `cut_aloud`."""
         self._has_cut_replies = self._has_long_replies = False
@@ -127,12 +129,23 @@ class ChatFormat:
             )
         return self.cut_aloud(self.prompt(messages), self.context - len(reply)), reply
 
+    def refuse_without_embedding(self, count: int) -> None:
+        """Raise UserError if a chat's form has tokens beyond the first `count`, which are those that a model knows."""
+        ask = [{"role": "user", "content": "?"}]
+        if (most := max((*self.prompt(ask), *self.reply(ask, "?"), *self.ends))) >= count:
+            word = self.tokenizer.convert_ids_to_tokens(most)
+            raise UserError(
+                f"{self.tokenizer.name_or_path}: its tokenizer writes {word!r} as token {most}, but the model has"
+                f" embeddings of {count} tokens; take the tokenizer that belongs to it"
+            )
+
     def up_to_end(self, tokens: list[int]) -> list[int]:
         """`tokens` up to the first that ends a reply; one is added if the template has none."""
         for index, token in enumerate(tokens):
             if token in self.ends:
                 return tokens[: index + 1]
-        return [*tokens, *sorted(self.ends)[:1]]
+        own = self.tokenizer.eos_token_id
+        return [*tokens, *([own] if own is not None else sorted(self.ends)[:1])]
 
     def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int = 0) -> list[int]:
         """`prompt`, without its middle if that would leave no room in the context for `reply_tokens` tokens."""
@@ -291,11 +304,6 @@ class ChatFormat:
         return frozenset(n for n in special if not MARK.search(tokenizer.convert_ids_to_tokens(n)))
 
     @cached_property
-    def ends(self) -> frozenset[int]:
-        """The tokens that end a reply."""
-        return frozenset({self.tokenizer.eos_token_id} - {None})
-
-    @cached_property
     def _special(self) -> re.Pattern[str] | None:
         words = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
         words = {word for word in words if len(word) > 1 and word.strip()}
@@ -329,12 +337,12 @@ class ChatFormat:
 
 
 def load_format(folder: Path, context: int) -> ChatFormat:
-    """The format of the model in `folder`. Raises UserError if there is no usable tokenizer."""
+    """The format of the model in `folder`, or of its base. Raises UserError if there is no usable tokenizer."""
     transformers = local_llm("transformers")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # libraries pass on errors of all kinds
         raise UserError(f"{folder}: no tokenizer can be loaded from here ({first_line(error)})") from None
-    return ChatFormat(tokenizer, context)
+    return ChatFormat(tokenizer, context, reply_ends(folder))

@@ -36,11 +36,12 @@ def convert_gguf(file: Path, folder: Path, template: str | None = None) -> Path:
 
 
 def converted_name(file: Path) -> str:
-    """The name of the folder that a run converts `file` to: the file's own, and a code for its path."""
+    """The name of the folder that `file` is converted to: the file's own, and a code for its path and size."""
     stem = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in file.stem
     )
-    return f"{stem.lstrip('.-') or 'model'}-{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    code = sha256(f"{file.resolve()} {file.stat().st_size}".encode()).hexdigest()[:8]
+    return f"{stem.lstrip('.-') or 'model'}-{code}"
 
 
 def _tokenizer(file: Path) -> Any:

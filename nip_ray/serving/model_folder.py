@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.progress import say
 from nip_ray.serving.extras import local_llm
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.gguf_header import gguf_header
@@ -82,12 +83,36 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
 
             model = model.to(getattr(torch, str(dtype).removeprefix("torch.")))
         return with_adapters(model, folder).merge_and_unload().requires_grad_(True).eval()
+    fixed = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype, **options
-        ).eval()
-    except (OSError, ValueError, KeyError) as error:
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), **fixed, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except Exception as error:  # libraries pass on errors of all kinds; that of memory gets advice elsewhere
+        if isinstance(error, RuntimeError) and ("memory" in str(error) or type(error) is not RuntimeError):
+            raise
         raise UserError(f"{folder}: the model cannot be loaded ({first_line(error)})") from None
+    if wrong := [str(name) for name, *_ in told["mismatched_keys"]] or sorted(told["missing_keys"]):
+        raise UserError(
+            f"{folder}: its files lack weights that its config.json asks for ({_some(wrong)}); get the whole model"
+        )
+    if told["unexpected_keys"]:
+        say(f"warning: {folder}: its config.json has no place for {_some(sorted(told['unexpected_keys']))}; left out")
+    return model.eval()
+
+
+def _some(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def reply_ends(folder: Path) -> set[int]:
+    """The tokens that end a reply by the `generation_config.json` of the model in `folder`, or of its base."""
+    file = (base_of(folder) or folder) / "generation_config.json"
+    try:
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return set()
+    return {end for end in (named if isinstance(named, list) else [named]) if isinstance(end, int)}
 
 
 def check_architecture(place: Path) -> Any:

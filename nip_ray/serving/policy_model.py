@@ -176,7 +176,7 @@ class PolicyModel:
         seen = {}
         if part.seen_RLL is not None and part.place_RL is not None:
             distance_RLL = part.place_RL[:, :, None] - part.place_RL[:, None, :]
-            mask = layer_masks(self._model.config, part.seen_RLL[:, None], distance_RLL[:, None])
+            mask = layer_masks(self._model, part.seen_RLL[:, None], distance_RLL[:, None])
             seen = {"attention_mask": mask, "position_ids": part.place_RL}
         out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C, **seen)
         logits_UV = out.logits[part.row_U, part.column_U]

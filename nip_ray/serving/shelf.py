@@ -95,7 +95,7 @@ class Shelf:
             prompt, context = engine.chat.prompt(messages), engine.chat.context
             limit = request.max_tokens or max(1, min(UNLIMITED, context - len(prompt)))
             if too_long == "cut":
-                limit = min(limit, context // 2)
+                limit = min(limit, max(context - len(prompt), context // 2))
                 prompt = engine.chat.cut_aloud(prompt, context - limit)
             opened = engine.chat.opened
             if opened and on_text:

@@ -179,8 +179,9 @@ def kept_iterations(folder: Path) -> list[int]:
     return sorted(_candidates(folder))
 
 
-def rewind_checkpoints(folder: Path, iteration: int) -> None:
-    """Remove the checkpoints after `iteration`, damaged or not, before training continues from there.
+def rewind_checkpoints(folder: Path, iteration: int, *, alone: bool = False) -> None:
+    """Remove the checkpoints after `iteration`, damaged or not, before training continues from there. alone: those
+    before it, too.
 
     Call it before the metrics are rewound: a kill in between then leaves a checkpoint with too many rows, never with
     too few. Raises UserError when the folder cannot be written.
@@ -189,7 +190,8 @@ def rewind_checkpoints(folder: Path, iteration: int) -> None:
         return
     try:
         _prepare(folder)
-        _remove([path for number, path in _candidates(folder).items() if number > iteration])
+        kept = (iteration,) if alone else range(iteration + 1)
+        _remove([path for number, path in _candidates(folder).items() if number not in kept])
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from None
 

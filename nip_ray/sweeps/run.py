@@ -38,12 +38,13 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import AnyConfig
 from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.config.plugins import code_in, know
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.experiment import try_files
 from nip_ray.runs.stopping import stopped_at
-from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_document
+from nip_ray.storage.stored_config import plain_config, write_config
 from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.spec import CASES, SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
@@ -109,8 +110,8 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
         _connect(configs)
         write_document(folder / "environment.json", environment())
         absolute = _absolute(spec)
-        write_atomically(folder / SPEC, sweep_to_yaml(absolute).encode())
-        know(code_in(absolute.base), keep=True)
+        write_config(folder / SPEC, text := sweep_to_yaml(absolute))
+        know(code_in(parse_yaml(text, SPEC)), keep=True)
         return _tuned(absolute, folder.resolve(), quiet, resumed=False)
 
 
@@ -171,7 +172,7 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
     folder = Path(folder)
     if not (folder / SPEC).is_file():
         return run_sweep(spec, folder, quiet=quiet)
-    if (folder / SPEC).read_text(encoding="utf-8") != sweep_to_yaml(_absolute(spec)):
+    if plain_config((folder / SPEC).read_text(encoding="utf-8"), str(folder / SPEC)) != sweep_to_yaml(_absolute(spec)):
         raise UserError(
             f"{folder}: holds a sweep that was begun with other settings ({SPEC}); name another sweep.storage_path or"
             " name"

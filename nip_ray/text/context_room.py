@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import WORDS, language_agents
+from nip_ray.config.text_rules import DEFAULT_MODEL, WORDS, language_agents
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
@@ -43,8 +43,8 @@ def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: 
     """Raise UserError if a model of words has no room for a chat as it is, another local model has none for more than
     half of an agent's chats, or a reply from a fixed set cannot fit in `max_tokens`.
 
-    Chats that are too long lose their middle; for models in GGUF files this only shows during play. Raises UserError
-    also for a model that cannot be read.
+    Chats that are too long lose their middle. Of models in GGUF files, whose vocabularies are slow to read, only
+    `max_tokens` is compared with the context. Raises UserError also for a model that cannot be read.
     """
     rooms = _rooms(config)
 
@@ -82,27 +82,44 @@ def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
             rooms[agent] = _Room(
                 f"{key}: got {limit}", "raise it", limit, own.reply_tokens, _words_of_chat, _words, strict=True
             )
-        elif is_model(Path(own.model)):  # else the default or, in an export, one that the run made
+        elif own.model == DEFAULT_MODEL or is_model(Path(own.model)):  # else, in an export, one that the run made
+            if (file := gguf_in(Path(own.model))) is not None:
+                _refuse_long_reply(agent, own.reply_tokens, file, limit)
+                continue
             if (own.model, limit) not in formats:
-                formats[own.model, limit] = _format(Path(own.model), limit)
-            if (chat := formats[own.model, limit]) is not None:
-                how = (f"{key}: got {limit}", "raise it")
-                if chat.context != limit:
-                    how = (
-                        f"scenario.agents.{agent}.model: its context is {chat.context}",
-                        "name one with a longer one",
-                    )
-                rooms[agent] = _Room(*how, chat.context, own.reply_tokens, *_counts(chat), strict=False)
+                formats[own.model, limit] = _format(own.model, limit)
+            chat, how = formats[own.model, limit], (f"{key}: got {limit}", "raise it")
+            if chat.context != limit:
+                how = (f"scenario.agents.{agent}.model: its context is {chat.context}", "name one with a longer one")
+            rooms[agent] = _Room(*how, chat.context, own.reply_tokens, *_counts(chat), strict=False)
     return rooms
 
 
-def _format(place: Path, limit: int | None) -> Any:
-    """The `ChatFormat` of a model's folder, None for a GGUF file, whose vocabulary is slow to read."""
-    from nip_ray.serving.chat_format import load_format
+def _refuse_long_reply(agent: str, reply: int, file: Path, limit: int | None) -> None:
+    """Raise UserError if the context of the model in a GGUF file has no room for a prompt beside a reply."""
+    from nip_ray.serving.model_folder import check_architecture
+    from nip_ray.storage.gguf_header import gguf_header
+
+    check_architecture(file)
+    header = gguf_header(file)
+    own = header.get(f"{header.get('general.architecture')}.context_length")
+    context = min((size for size in (own, limit) if isinstance(size, int)), default=None)
+    if context is not None and reply >= context:
+        raise UserError(
+            f"scenario.agents.{agent}.max_tokens: got {reply}, but the context of its model is {context} tokens, for"
+            " the prompt and the reply; lower it"
+        )
+
+
+def _format(model: str, limit: int | None) -> Any:
+    """The `ChatFormat` of the default model, or of a model's folder."""
+    from nip_ray.serving.chat_format import ChatFormat, load_format
+    from nip_ray.serving.default_model import CONTEXT, default_tokenizer
     from nip_ray.serving.model_folder import check_architecture, context_of
 
-    found = check_architecture(place)
-    return None if gguf_in(place) is not None else load_format(place, context_of(found, limit))
+    if model == DEFAULT_MODEL:
+        return ChatFormat(default_tokenizer(), min(CONTEXT, limit or CONTEXT))
+    return load_format(Path(model), context_of(check_architecture(Path(model)), limit))
 
 
 def _counts(chat: Any) -> tuple[Callable[[Chat], int], Callable[[str], int]]:

@@ -14,7 +14,8 @@ class RunInfo:
     """The tracked run. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if any.
 
     config: every key of the config, as plain values. resumed_from: the iteration that it continues from
-    (0: a new run; -1: one that logs an iteration 0).
+    (0: a new run; -1: one that logs an iteration 0). taken_over: its later checkpoints are of other settings, and give
+    way.
     """
 
     run_dir: Path
@@ -23,6 +24,7 @@ class RunInfo:
     config: Mapping[str, Any]
     group: str | None = None
     resumed_from: int = 0
+    taken_over: bool = False
 
 
 class Tracker(Protocol):

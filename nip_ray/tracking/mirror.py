@@ -5,11 +5,12 @@ Decisions that matter here:
   may fail or be left out; the next one catches up. One thread does them, one after another;
 - a checkpoint's files are held open before the rows are copied and its manifest is uploaded last. So pruning cannot
   remove them, and a finished checkpoint in the mirror has all its rows. The `state.json` of a run of language models is
-  treated in the same way. Pruned checkpoints are removed only after that; those that the run went back behind are
-  removed before, as in `rewind_checkpoints`;
+  treated in the same way. Pruned checkpoints are removed only after that;
+- a copy may outlive what it was made of: a checkpoint in the mirror that is newer than all here, where they were lost
+  or are damaged, is never removed, and ends the copying;
 - unlike other trackers this one is not given up when it fails: it warns once, and retries every `interval_s`;
-- a foreign copy is never touched: neither another run's of the same name, nor one that another machine has continued.
-  The local `.mirror` records the progress of this folder's own copies;
+- a foreign copy is not touched either: neither another run's of the same name, nor one that another machine has
+  continued. The local `.mirror` records the progress of this folder's own copies;
 - hidden files, links and `wandb/` are not copied: locks, incomplete files, and the library files of Weights & Biases.
 """
 
@@ -51,7 +52,7 @@ def start(settings: MirrorSettings, run: RunInfo) -> Tracker:
     """Start copying the run folder, in a thread of its own, without waiting for the network."""
     run_dir = Path(os.path.abspath(run.run_dir))
     place = place_of(settings.url or "", KEY).below(run_dir.name)
-    return _Mirror(Copier(run_dir, place, run.run_id, run.resumed_from), settings.interval_s)
+    return _Mirror(Copier(run_dir, place, run.run_id, run.resumed_from, run.taken_over), settings.interval_s)
 
 
 class Mark(NamedTuple):
@@ -143,17 +144,17 @@ class _Mirror:
 
 
 class Copier:
-    """Synchronises one run folder's copy. run_id: its owner. resumed_from: the iteration it continues from."""
+    """Synchronises one run folder's copy. run_id: its owner. resumed_from, taken_over: see `RunInfo`."""
 
-    def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
-        self.place = place
+    def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int, taken_over: bool = False) -> None:
+        self.place, self._taken_over = place, taken_over
         self._run_dir, self._run_id, self._resumed_from = run_dir, run_id, resumed_from
 
     def copy(self) -> bool:
         """One pass. Returns True if the folder changed meanwhile so that another one is due at once.
 
-        Raises NotOurs when the copy belongs to another run, any other error when the store, the network or the disk
-        fails.
+        Raises NotOurs when the copy belongs to another run, or is newer than this one; any other error when the store,
+        the network or the disk fails.
         """
         if not (self._run_dir / CONFIG).is_file():
             raise OSError(f"{self._run_dir} has no {CONFIG} any more; its copy is left as it is")
@@ -164,7 +165,14 @@ class Copier:
         behind = sorted(
             (n for n in finished if any(there.get(name) != checkpoints[name] for name in finished[n])), reverse=True
         )
-        self._forget([number for number in by_checkpoint(there) if number > max(finished, default=-1)])
+        ahead = [number for number in by_checkpoint(there) if number > max(finished, default=-1)]
+        if (lost := [number for number in ahead if manifest_of(number) in there]) and not self._taken_over:
+            url = self.place.url
+            raise NotOurs(
+                f"{url} has the checkpoint of iteration {max(lost)}, newer than all of {self._run_dir}, where they were"
+                f" lost or are damaged; `nip-ray resume {url}` continues from there, or remove it"
+            )
+        self._forget(ahead)
         with ExitStack() as held:
             files = self._held(finished[behind[0]], held) if behind else None
             plain = self._put_plain()  # now that it is held: rows may be newer than it, never older

@@ -12,6 +12,7 @@ from nip_ray.cli import app
 from nip_ray.config import plugins
 from nip_ray.config.load import config_to_yaml, load_config, read_mapping
 from nip_ray.config.plugins import TRUST, code_in, know, refuse_unknown
+from nip_ray.drivers.runner import run_runner
 from nip_ray.drivers.spec import load_runner
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.findings import _can_search
@@ -95,6 +96,38 @@ def test_no_page_and_no_resumed_sweep_imports_what_a_copied_folder_names(tmp_pat
     made = CliRunner().invoke(app, ["sweep", "--resume", str(folder)])
     assert "nip-ray --trust" in made.output
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sweep": {"cases": {"a": {"plugins": ["pwn.py"], "protocol.name": "nosuch"}}}},
+        {"plugins": {"choice": [["pwn.py"]]}},
+        {"plugins.0": "pwn.py", "sweep": {"seeds": [0]}},
+        {"environment": {"name": "experiment", "config": "x", "changes": ["a=1", "plugins=[pwn.py]"]}},
+        {"learners": [{"algorithm": {"changes": ["plugins.0=pwn.py"]}}]},
+    ],
+)
+def test_plugins_are_found_wherever_they_are_named(more: dict[str, Any], tmp_path: Path) -> None:
+    assert code_in(more) == ["pwn.py"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(more))
+    with pytest.raises(UserError, match=r"names code to import \(pwn.py\)"):
+        read_mapping(tmp_path)
+
+
+def test_a_runner_folder_imports_nothing_by_the_experiment_that_it_names(tmp_path: Path) -> None:
+    """A file of the user's own names it, too, and may."""
+    copied, ran = hostile(tmp_path / "copied", unknown_scenario=True)
+    (copied / "config.yaml").rename(tmp_path / "experiment.yaml")
+    runner = {"environment": {"name": "experiment", "config": str(tmp_path / "experiment.yaml")}}
+    (copied / "config.yaml").write_text(yaml.safe_dump(runner))
+    with pytest.raises(UserError, match="names code"):
+        run_runner(copied, tmp_path / "run")
+    assert not ran.exists()
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(runner))
+    with pytest.raises(UserError, match="unheard_of"):
+        run_runner(tmp_path / "mine.yaml", tmp_path / "run")
+    assert ran.exists()
 
 
 def test_trusted_folders_and_those_of_this_user_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

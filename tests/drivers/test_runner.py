@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.config.load import load_config
+from nip_ray.drivers import runner
 from nip_ray.drivers.runner import DRIVERS, EVALUATION, falls_over_timesteps, fingerprint_of, resume_runner, run_runner
 from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
 from nip_ray.errors import UserError
 from nip_ray.storage.checkpoint import load_checkpoint, rewind_checkpoints
 from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.stored_config import plain_config
 from tests.drivers.small import same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +136,30 @@ def test_a_run_may_become_longer_where_nothing_falls_over_its_timesteps(tmp_path
     assert again.timesteps == 60
     rows = plain_rows(again.run_dir)
     assert (rows[:4], [row["iteration"] for row in rows]) == (before, [10, 20, 30, 40, 50, 60])
+
+
+def test_a_resumed_run_may_write_rows_more_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of the interval before are no gaps, and the config keeps its checksum."""
+    data = {**TINY, "learners": [{"name": "p", "algorithm": {"rollouts": 8, "num_epochs": 2}}]}
+    run_runner(data, tmp_path / "run", quiet=True)
+    again = resume_runner(tmp_path / "run", ["driver.timesteps=60", "experiment.write_interval=5"], quiet=True)
+    assert [row["iteration"] for row in plain_rows(again.run_dir)] == [10, 20, 30, 40, 45, 50, 55, 60]
+    assert "lost" not in capsys.readouterr().err
+    text = (again.run_dir / "config.yaml").read_text()
+    assert plain_config(text, "config.yaml") != text
+
+
+def test_a_change_that_cannot_be_made_does_not_stick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_runner(TINY, tmp_path / "run", quiet=True)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    monkeypatch.setattr(runner, "make_driver", refused)
+    with pytest.raises(UserError, match="too small"):
+        resume_runner(tmp_path / "run", ["driver.name=parallel"], quiet=True)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise UserError("the cluster is too small")
 
 
 def test_the_verb_that_resumes_all_runs_resumes_this_one(tmp_path: Path) -> None:

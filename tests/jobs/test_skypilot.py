@@ -73,6 +73,10 @@ def test_bash_can_read_its_commands(part: str) -> None:
     subprocess.run(["bash", "-n", "-c", TASK[part]], check=True)
 
 
+def test_ray_is_among_what_it_installs() -> None:
+    assert "--extra ray " in TASK["setup"]
+
+
 @pytest.mark.slow
 def test_its_command_goes_on_on_another_machine(tmp_path: Path) -> None:
     config = write_small(tmp_path / "config.yaml", "checkpoint.interval=1", base=MESSAGES)

@@ -309,6 +309,29 @@ def test_frozen_norms_keep_their_statistics(made: Any, monkeypatch: pytest.Monke
     assert all(torch.equal(one.running_mean, mean) for one, mean in zip(norms, before, strict=True))
 
 
+def test_asking_whether_a_network_draws_draws_nothing(made: Any) -> None:
+    algorithm = made(dqn("hironaka"))
+    train(algorithm, 1)
+    learner = algorithm.learner_group._learner
+    learner.networks["host"] = Noisy(learner.networks["host"])
+    learner._draw.clear()
+    before = torch.get_rng_state()
+    assert learner._draws("host")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Noisy(nn.Module):
+    """A network that draws a number when it learns."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Any) -> Any:
+        torch.rand(1)
+        return self.network(*inputs)
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_threads_change_no_number(made: Any, norm: str) -> None:
     """One after the other in one thread, or each role in a thread of its own: the same to the last bit."""

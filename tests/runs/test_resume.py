@@ -433,6 +433,18 @@ def test_more_iterations(finished: Path, run: Path, tmp_path: Path) -> None:
     assert outcome(run)["config"] == extended["config"]
 
 
+def test_a_setting_that_cannot_work_does_not_stick(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (run / "config.yaml").read_text()
+
+    def too_small(*_: Any) -> None:
+        raise UserError("the cluster is too small")
+
+    monkeypatch.setattr("nip_ray.rllib.cluster.start_ray", too_small)
+    with pytest.raises(UserError, match="too small"):
+        resume_experiment(run, iterations=12, settings=["learners.num_learners=1"], quiet=True)
+    assert (run / "config.yaml").read_text() == before
+
+
 def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
     run = run_experiment(small("algorithm.anneal_lr=true", "iterations=2"), tmp_path / "run", quiet=True).run_dir
     before = files(run)

@@ -3,6 +3,7 @@ its real protocol."""
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -232,6 +233,17 @@ def test_what_is_new_or_changed_is_copied_and_what_is_removed_goes(url: str, tmp
     checkpoint(run, 3, "other tensors")  # as after a restart
     assert copy.copy() is False
     assert Store(place(f"{url}/run")).read("checkpoints/000003/training.pt") == b"other tensors of 3"
+
+
+def test_a_copy_of_what_was_lost_here_is_kept(url: str, tmp_path: Path) -> None:
+    run = made_by_hand(tmp_path / "run", 1, 2)
+    copier(run, url).copy()
+    shutil.rmtree(run / "checkpoints" / "000002")
+    with pytest.raises(NotOurs, match=r"iteration 2, newer than all of .*; `nip-ray resume .*/run` continues"):
+        copier(run, url, resumed_from=1).copy()
+    assert "checkpoints/000002/manifest.json" in files(f"{url}/run")
+    Copier(run, place(url).below("run"), "r1", 1, taken_over=True).copy()  # a trial that went back to another's
+    assert "checkpoints/000002/manifest.json" not in files(f"{url}/run")
 
 
 def test_what_is_there_already_is_not_copied_again(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

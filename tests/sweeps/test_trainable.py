@@ -14,6 +14,7 @@ from ray.tune.result import TRIAL_INFO
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
+from nip_ray.storage.checkpoint import kept_iterations
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.trainable import ExperimentTrainable
 from tests.runs.small import MESSAGES, small, untimed
@@ -200,6 +201,28 @@ def test_values_that_tune_forgot_are_taken_back_without_losing_the_weights(root:
     with trial(root, "donor", values={"algorithm.lr": 0.001}) as made:
         assert made.step()["iteration"] == 3
     assert RunFolder.open(root / "donor").read_json("lineage.json")["steps"][0]["from"] == "donor"
+
+
+def test_a_trial_that_cannot_save_what_it_took_over_keeps_its_own_checkpoints(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trial(root, "poor", values={"algorithm.lr": 1e-5}) as made:
+        steps(made, 3)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise UserError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nip_ray.runs.session.save_checkpoint", full)
+        with trial(root, "poor", values={"algorithm.lr": 0.03}) as made:
+            made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+            assert "no space left" in made.step()["failed"]
+    assert kept_iterations(root / "poor" / "checkpoints")[-1] == 3
+    with trial(root, "poor", values={"algorithm.lr": 0.03}) as made:
+        made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+        assert kept_iterations(root / "poor" / "checkpoints")[-1] == 3
+        assert made.step()["iteration"] == 3
+        assert kept_iterations(root / "poor" / "checkpoints")[0] == 2, "those of the other values are gone"
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,13 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
 
 
 def _refuse_strangers(runs: Sequence[Run]) -> None:
-    """Raise UserError unless all runs have the same task. Unreadable configs are skipped."""
+    """Raise UserError unless all runs have the same task, as far as they have configs."""
+    for run in runs:
+        if run.source.config_text and not run.source.config:
+            raise UserError(
+                f"compare: {run.name}/config.yaml is damaged, and without it the run's task is unknown; put it back"
+                " from a copy, or leave the run out"
+            )
     first, *others = [run for run in runs if run.source.config] or runs[:1]
     for run in others:
         for key in ("scenario", "protocol"):

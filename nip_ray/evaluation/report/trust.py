@@ -88,7 +88,7 @@ def _error(source: RunSource, side: str) -> Figure | None:
 
 
 def _error_by(one: Record, side: str) -> Figure | None:
-    """What an attacker adds to the error of a side: of soundness, false claims accepted; else all not rightly judged,
+    """An attacker's part of the error of a side: of soundness, false claims accepted; else all not rightly judged,
     undecided ones too."""
     fooled, right = figure_of(one.get("fooled")), figure_of(one.get("held_out"))
     if side.startswith("soundness") and fooled is not None:

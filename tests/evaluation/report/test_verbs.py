@@ -85,11 +85,14 @@ def test_compare_writes_one_page_of_several_runs(tmp_path: Path, monkeypatch: py
         (["compare", "{run}", "missing"], "no such folder"),
         (["compare", "{run}", "{damaged}", "--cross-play", "{run}/config.yaml"], "--cross-play"),
         (["compare", "{run}", "{damaged}", "--out", "{run}"], "--out"),
+        (["compare", "{run}", "{no_config}"], "no_config/config.yaml is damaged"),
         (["watch", "missing"], "no such folder"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, words: list[str], told: str) -> None:
-    places = {"run": run_folder(tmp_path / "run"), "damaged": run_folder(tmp_path / "damaged", 1)}
+    places = {name: run_folder(tmp_path / name, 1) for name in ("damaged", "no_config")}
+    places["run"] = run_folder(tmp_path / "run")
+    (places["no_config"] / "config.yaml").write_text("name: [1\n")
     (places["damaged"] / "transcripts" / "000001.jsonl").write_text('{"instance": 1, "rou\n')
     done = typed(*(word.format(**places) for word in words))
     assert done.exit_code == 2
