@@ -6,50 +6,43 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
+from nip_ray.serving.model_folder import first_line
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_BEGINNING, _FIRST, _SECOND = 6, 4, 2  # tokens of the trial of `refuse_other_attention`
+
+
+def refuse_other_attention(model: Any, name: str) -> None:
+    """Raise UserError for a model that cannot compute replies which share a beginning in one row, by masks: one with
+    recurrent layers, and one that places or masks tokens in its own way."""
+    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {_FULL, _SLIDING}
+    if fault := f"has layers of the kind {', '.join(sorted(others))}" if others else _masks_fault(model):
+        raise UserError(
+            f"{name}: its architecture ({model.config.model_type}) {fault}; choose another model, or serve this one by"
+            " vLLM"
+        )
 
 
 @torch.inference_mode()
-def refuse_other_attention(model: Any, name: str) -> None:
-    """Raise UserError for a model that cannot compute replies which share a beginning in one row, by masks: one with
-    recurrent layers, and one that places or masks tokens in its own way.
-
-    The second of two branches must have the log-probabilities that it has alone.
-    """
-    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {_FULL, _SLIDING}
-    reason = f"has layers of the kind {', '.join(sorted(others))}" if others else ""
-    if not others:
-        place = torch.tensor([*range(_BEGINNING + _FIRST), *range(_BEGINNING, _BEGINNING + _SECOND)])
-        branch = torch.tensor([0] * _BEGINNING + [1] * _FIRST + [2] * _SECOND)
-        order = torch.arange(len(place))
-        distance = place[:, None] - place
-        seen = (order[:, None] >= order) & ((branch == 0) | (branch[:, None] == branch))
-        ids = (7 + 3 * order) % model.get_input_embeddings().weight.shape[0]
-        alone = branch != 1
-        try:
-            device = model.device
-            masks = layer_masks(model, seen[None, None].to(device), distance[None, None].to(device))
-            ours = model(
-                input_ids=ids[None].to(device),
-                attention_mask=masks,
-                position_ids=place[None].to(device),
-                use_cache=False,
-            ).logits[0, -_SECOND:]
-            plain = model(input_ids=ids[alone][None].to(device), use_cache=False).logits[0, -_SECOND:]
-        except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
-            reason = f"refuses the masks of this engine ({str(error).strip().splitlines()[0][:120]})"
-        else:
-            off = float((ours.float().log_softmax(-1) - plain.float().log_softmax(-1)).abs().mean())
-            # in half precision the same sums differ by some hundredths
-            if not off <= (0.01 if model.dtype == torch.float32 else 0.1):
-                reason = f"attends otherwise than by the masks of this engine (log-probabilities are off by {off:.2g})"
-    if reason:
-        raise UserError(
-            f"{name}: its architecture ({model.config.model_type}) {reason}; choose another model, or serve this one by"
-            " vLLM"
-        )
+def _masks_fault(model: Any) -> str:
+    """What is wrong with the second of two branches in one row, which must have the log-probabilities that it has
+    alone; "" if nothing is."""
+    beginning, first, second = 6, 4, 2  # tokens
+    place = torch.tensor([*range(beginning + first), *range(beginning, beginning + second)], device=model.device)
+    branch = torch.tensor([0] * beginning + [1] * first + [2] * second, device=model.device)
+    order = torch.arange(len(place), device=model.device)
+    distance = place[:, None] - place
+    seen = (order[:, None] >= order) & ((branch == 0) | (branch[:, None] == branch))
+    ids = (7 + 3 * order) % model.get_input_embeddings().weight.shape[0]
+    masks = layer_masks(model, seen[None, None], distance[None, None])
+    try:
+        shared = model(input_ids=ids[None], attention_mask=masks, position_ids=place[None], use_cache=False).logits
+        alone = model(input_ids=ids[None, branch != 1], use_cache=False).logits
+    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+        return f"refuses the masks of this engine ({first_line(error)[:120]})"
+    one, other = (logits[0, -second:].float().log_softmax(-1) for logits in (shared, alone))
+    off = float((one - other).abs().mean())
+    most = 0.01 if model.dtype == torch.float32 else 0.1  # in half precision the same sums differ by some hundredths
+    return "" if off <= most else f"masks tokens in a way of its own (log-probabilities are off by {off:.2g})"
 
 
 def layer_masks(model: Any, seen: Tensor, distance: Tensor) -> Any:
