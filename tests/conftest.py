@@ -16,6 +16,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +45,9 @@ os.environ.update(
     RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="60",
     RAY_TMPDIR=str(SCRATCH / "ray"),  # where Ray instances go that tests start in processes of their own
 )
+# a busy machine may take a second for what takes a millisecond
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 (SCRATCH / "ray").mkdir()
 

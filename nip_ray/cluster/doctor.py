@@ -321,7 +321,8 @@ def limits(
                 limit = number(folder / "memory.max", folder / "memory.limit_in_bytes")
                 if 0 < limit < 1 << 60:  # version 1 writes a huge number for none
                     kept = dict(row.split()[:2] for row in text(folder / "memory.stat").splitlines())
-                    files = int(kept.get("inactive_file", kept.get("total_inactive_file", 0)))
+                    # version 1 has both, and only the total counts the groups below, as its usage does
+                    files = int(kept.get("total_inactive_file", kept.get("inactive_file", 0)))
                     sizes.append(limit)
                     free.append(
                         max(0, limit + files - number(folder / "memory.current", folder / "memory.usage_in_bytes"))

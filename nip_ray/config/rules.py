@@ -294,10 +294,13 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
-def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
-    """The message with which an agent chooses its side is read."""
+def messages_of_decisions(config: ExperimentConfig) -> Iterator[str]:
+    """The message with which an agent chooses its side is read, and that of a vote after which a panel goes on."""
     table = known_table(config)
-    if table is not None and table.chooser and getattr(config.algorithm, "skip_silent_messages", False):
+    if table is None or not getattr(config.algorithm, "skip_silent_messages", False):
+        return
+    early = any(table.min_rounds - 1 <= r < table.max_rounds - 1 for r in table.verifier_rounds)
+    if table.chooser or (table.panel is not None and early):
         yield (
             f"algorithm.skip_silent_messages: under {table.name} a message that comes with a decision is read, set it"
             " to false"
@@ -517,7 +520,7 @@ _OF_ALL = (protocol_name, protocol_parameters, verdicts, games, state_tracking, 
 _OF_NETWORKS = (
     graded_verdicts,
     zero_knowledge,
-    chosen_sides,
+    messages_of_decisions,
     shared_bodies,
     manual_agents,
     minibatches,

@@ -79,6 +79,10 @@ def chances_of_panel(
     """
     panel = protocol.panel
     assert panel is not None
+    # the last round in which a member can vote, by seed class: later ones add nothing, and votes so far decide
+    votes_SR = protocol.turn_table_SKAC[:, : rollout.num_rounds, protocol.verifier_indices].any(-1).any(-1)
+    last_S = votes_SR.long().cumsum(1).argmax(1).to(rollout.seed_B.device)
+    last_of_B = last_S[rollout.seed_B % len(last_S)]
     chance_BRM3 = torch.stack([chance_BR3[member] for member in panel.members], 2)
     found_BR3 = torch.zeros_like(chance_BRM3[:, :, 0])
     before_BM3 = one_hot(torch.full_like(rollout.turn_BRA[:, 0, protocol.verifier_indices].long(), CONTINUE), 3).float()
@@ -90,8 +94,7 @@ def chances_of_panel(
             chance_BRM3[:, r, :, ACCEPT] + chance_BRM3[:, r, :, REJECT]
         ).clamp_min(_TINY)
         grade_BM = torch.where(may_BM, accept_BM, stated_BM)
-        last_B = torch.full_like(rollout.id_B, r == rollout.num_rounds - 1, dtype=torch.bool)
-        found_BR3[:, r] = panel_chances(panel, now_BM3, last_B, grade_BM) * may_BM.any(1, keepdim=True)
+        found_BR3[:, r] = panel_chances(panel, now_BM3, last_of_B == r, grade_BM) * may_BM.any(1, keepdim=True)
         decided_BM = rollout.decision_BRA[:, r, protocol.verifier_indices]
         before_BM3 = torch.where(may_BM[..., None], one_hot(decided_BM, 3).float(), before_BM3)
         stated_BM = torch.where(may_BM & (decided_BM != CONTINUE), accept_BM, stated_BM)

@@ -41,7 +41,7 @@ _POINTS = 600  # of a curve: about one a pixel
 _EVERY_S = 1.0  # between two scans of the folder
 _ROWS_KEPT, _MAX_FIELDS = 64, 200
 _SHOWN = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")  # of a report
-_READ = (*_SHOWN, LOCK, "environment.json", "run.json")
+_READ = (*_SHOWN, LOCK, "environment.json", "run.json", "pretraining.json")
 _READ_FOLDERS = ("transcripts", "items")
 _PHASES = ("time/iteration_s", "time/evaluate_s", "time/checkpoint_s")
 
@@ -78,6 +78,7 @@ class RunsPage:
         self.folder = folder
         self._lock, self._looked = threading.Lock(), -float("inf")
         self._runs: dict[str, Listed] = {}
+        self._outside = frozenset[str]()  # places of runs whose files are links out of the folder
         self._reports: dict[str, LivePage] = {}
         self._look()
 
@@ -123,20 +124,26 @@ class RunsPage:
         """The runs by place, rescanned if due."""
         with self._lock:
             if time.monotonic() - self._looked >= _EVERY_S:
-                self._runs = {run.place: run for run in list_runs(self.folder)}
+                found = {run.place: run for run in list_runs(self.folder)}
+                self._outside = frozenset(place for place, run in found.items() if self._leads_out(run.path))
+                self._runs = {place: run for place, run in found.items() if place not in self._outside}
                 self._looked = time.monotonic()
             return self._runs
 
     def _chosen(self, place: str) -> Listed:
         run = self._look().get(place)
+        if place in self._outside or (run is not None and self._leads_out(run.path)):
+            raise UserError(f"{visible(place)}: has a link that leads out of the folder, and is not shown")
         if run is None:
             raise UserError(f"{visible(short(place))}: no such run here")
-        below = [one for name in _READ_FOLDERS if (run.path / name).is_dir() for one in (run.path / name).iterdir()]
-        links = [one for one in [run.path / name for name in (*_READ, *_READ_FOLDERS)] + below if one.is_symlink()]
-        root = self.folder.resolve()
-        if not all(one.resolve().is_relative_to(root) for one in (run.path, *links)):
-            raise UserError(f"{visible(place)}: has a link that leads out of the folder, and is not shown")
         return run
+
+    def _leads_out(self, run_dir: Path) -> bool:
+        """True if a file of the run that pages read is a link out of the folder."""
+        below = [one for name in _READ_FOLDERS if (run_dir / name).is_dir() for one in (run_dir / name).iterdir()]
+        links = [one for one in [run_dir / name for name in (*_READ, *_READ_FOLDERS)] + below if one.is_symlink()]
+        root = self.folder.resolve()
+        return not all(one.resolve().is_relative_to(root) for one in (run_dir, *links))
 
     def _listing(self, query: Query) -> Answer:
         runs = self._look()

@@ -24,8 +24,8 @@ def refuse_other_attention(model: Any, name: str) -> None:
 
 @torch.inference_mode()
 def _masks_fault(model: Any) -> str:
-    """What is wrong with the second of two branches in one row, which must have the log-probabilities that it has
-    alone; "" if nothing is."""
+    """The fault of a model whose second of two branches in one row has not the log-probabilities that it has alone, ""
+    for one without."""
     beginning, first, second = 6, 4, 2  # tokens
     place = torch.tensor([*range(beginning + first), *range(beginning, beginning + second)], device=model.device)
     branch = torch.tensor([0] * beginning + [1] * first + [2] * second, device=model.device)

@@ -35,9 +35,9 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
     }
     if not any(found.values()):
         return None
-    down, across = (
-        _ordered([one.values[key] for one in summary.settings if key in one.values])[:CELLS_SHOWN] for key in keys
-    )
+    every = [_ordered([one.values[key] for one in summary.settings if key in one.values]) for key in keys]
+    down, across = (values[:CELLS_SHOWN] for values in every)
+    most = max(map(len, every))
     names = short_names(keys)
     empty = {"text": "–", "interval": "", "step": "none", "own": False}
     rows = [
@@ -50,7 +50,7 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
     return {
         "columns": across,
         "rows": rows,
-        "cut": "",
+        "cut": f"{CELLS_SHOWN} of {most} values shown; sweep.json has all." if most > CELLS_SHOWN else "",
         "roles": (names[keys[0]], names[keys[1]]),
         "elo": False,
         "last": [],
@@ -69,9 +69,8 @@ def _ordered(values: Sequence[Any]) -> list[str]:
 
 
 def _cell(folder: Path, setting: SettingSummary) -> dict[str, Any] | None:
-    runs = [
-        _read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in setting.trials if trial.status == "done"
-    ]
+    done = {trial.seed: trial for trial in setting.trials if trial.status == "done"}  # one that was repeated once
+    runs = [_read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in done.values()]
     told = [(*_played(run), figure_of(run.get("soundness_error"))) for run in runs]
     accuracies = [figure for figure, _, _ in told if figure is not None]
     if not accuracies:

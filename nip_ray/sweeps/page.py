@@ -203,17 +203,14 @@ def _curves(summary: Summary) -> "list[Series]":
     for number, (setting, seeds) in enumerate(
         [(one, seeds) for one, seeds in found if seeds][: CURVES_NAMED + CURVES_GREY]
     ):
-        if (
-            number < CURVES_NAMED
-            and (whole := mean_and_range(label(setting, summary) or "the setting", seeds, number)) is not None
-        ):
-            made.append(whole)
-        style = "faint" if number < CURVES_NAMED else "grey"
-        made += [
-            Series("", *_columns(sorted(seed.items())), number, style)
-            for seed in seeds
-            if len(seeds) > 1 or style == "grey"
-        ]
+        whole = None
+        # where some trials have no curve, those that have one are no fair sample
+        if number < CURVES_NAMED and len(seeds) == len(setting.trials):
+            whole = mean_and_range(label(setting, summary) or "the setting", seeds, number)
+        made += [] if whole is None else [whole]
+        if whole is None or len(seeds) > 1:
+            style = "faint" if number < CURVES_NAMED else "grey"
+            made += [Series("", *_columns(sorted(seed.items())), number, style) for seed in seeds]
     return made
 
 

@@ -73,8 +73,8 @@ class SettingSummary:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds it was run with."""
-        return tuple(trial.seed for trial in self.trials)
+        """The seeds it was run with; a search may try a setting again with one of them."""
+        return tuple(dict.fromkeys(trial.seed for trial in self.trials))
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -84,7 +84,7 @@ class SettingSummary:
     @property
     def complete(self) -> bool:
         """True if every seed ran to its end and has the metric."""
-        return len(self.figures) == len(self.trials)
+        return len(self.figures) == len(self.seeds)
 
 
 @dataclass(frozen=True)

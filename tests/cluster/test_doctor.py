@@ -206,3 +206,6 @@ def test_limits_of_control_groups_are_read_at_every_level(tmp_path: Path) -> Non
     (tmp_path / "a" / "memory.current").write_text(f"{3 * GIB}\n")
     (tmp_path / "a" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
     assert doctor.limits(tmp_path, membership) == (1.5, 4 * GIB, 2 * GIB)
+    # version 1: pages of groups below are in the total alone
+    (tmp_path / "a" / "memory.stat").write_text(f"inactive_file 0\ntotal_inactive_file {2 * GIB}\n")
+    assert doctor.limits(tmp_path, membership) == (1.5, 4 * GIB, 3 * GIB)

@@ -126,6 +126,11 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
             "set it to false",
         ),
         (
+            protocol("judge_panel", max_rounds=4) | ppo(skip_silent_messages=True),
+            "algorithm.skip_silent_messages",
+            "a message that comes with a decision is read",
+        ),
+        (
             protocol("nip", zero_knowledge=True) | agents(prover={"kind": "manual"}),
             "scenario.agents.prover.kind",
             "one conversation",

@@ -37,6 +37,20 @@ def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
     assert torch.allclose(panel_chances(panel, chance_BM3, last_B, grade_BM), expected, atol=1e-6)
 
 
+def test_votes_decide_in_the_last_turn_of_the_judges_whoever_speaks_after_it() -> None:
+    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=3, panel_rule="majority"))
+    networks = {
+        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+    }
+    id_B = scenario.ids("test").repeat(100)
+    players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
+    staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    assert not bool(scenario.protocol.turn_table_SKAC[:, -1, scenario.protocol.verifier_indices].any()), "the prover's"
+    drawn = (staged.rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
+    stated = staged.chance_BRD.sum(1)[:, :2].mean(0)
+    assert torch.allclose(stated, drawn[:2], atol=4 * 0.5 / math.sqrt(len(id_B)))
+
+
 def test_in_play_of_several_rounds() -> None:
     """Two judges, four rounds: the first vote is known when the second is cast."""
     scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))

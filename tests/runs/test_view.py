@@ -109,6 +109,21 @@ def test_nothing_outside_of_the_folder_can_be_asked_for(tmp_path: Path, place: s
     assert [page.answer(path) for path in ("/run/a/metrics.jsonl", "//[", f"/curves?{'run=a&' * 300}")] == [None] * 3
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "pretraining.json"])
+def test_a_run_with_a_link_that_leads_out_is_in_no_list(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/a", 0.1)
+    leaks = make_run(tmp_path / "runs/leaks", 0.1)
+    (tmp_path / "secret").write_text('{"password": "hunter2"}\n')
+    (leaks / name).unlink(missing_ok=True)
+    (leaks / name).symlink_to(tmp_path / "secret")
+    page = RunsPage(tmp_path / "runs")
+    for path in ("/runs", "/settings"):
+        assert "leaks" not in ask(page, path)
+        assert "hunter2" not in ask(page, path)
+    with pytest.raises(UserError, match="leads out"):
+        page.answer("/run/leaks/")
+
+
 @pytest.mark.parametrize(
     "listens, host, own",
     [

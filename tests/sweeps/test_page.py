@@ -163,6 +163,8 @@ def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
     cut = TrialRecord(
         cut.trial_id, cut.values, cut.seed, "stopped", None, 20, {}, [pair for pair in cut.curve if pair[0] <= 20]
     )
+    none = TrialRecord(cut.trial_id, cut.values, cut.seed, "failed", None, 0, {}, [])
+    assert [one.style for one in page_module._curves(summarise(spec.settings, [whole, none]))] == ["faint"]
     mean, *seeds = page_module._curves(summarise(spec.settings, [whole, cut]))
     assert mean.x_N.tolist() == [5, 10, 15, 20]
     assert [len(seed.x_N) for seed in seeds] == [10, 4]

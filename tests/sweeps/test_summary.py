@@ -47,6 +47,9 @@ def test_a_seed_counts_once_though_a_search_tried_its_setting_twice() -> None:
     summary = summarise(SETTINGS, [trial(1e-3, 0, 0.9), trial(1e-3, 0, 0.9)])
     assert summary.settings[0].figures == (0.9,)
     assert "one seed" in summary.note
+    trials = [trial(1e-3, 0, 0.9), trial(1e-3, 0, 0.9), trial(1e-2, 0, 0.3)]
+    assert best_lr(trials) == 1e-3, "it is complete"
+    assert table_rows(summarise(SETTINGS, trials))[1][0][2] == "0"
 
 
 def test_where_one_seed_fails_every_seed_stands_beside_the_mean() -> None:

@@ -156,7 +156,11 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
         [" ".join(describe(next((run.source.config for run in runs if run.source.config), {})))],
         [
             Section(
-                "Metrics", head=[f"{examined}, greedy", *head], rows=[*runs_of, *rows], figures=True, note=_OVER_SEEDS
+                "Metrics",
+                head=[f"{examined}{_modes(runs)}", *head],
+                rows=[*runs_of, *rows],
+                figures=True,
+                note=_OVER_SEEDS,
             ),
             Section(
                 "Config differences", head=["setting", *head], rows=_differences(groups)[:SETTINGS_LISTED], code=True
@@ -275,6 +279,14 @@ def _examined(groups: Sequence[Group]) -> str:
         if all(is_held_out(run.source) for group in groups for run in group.runs)
         else "on training instances"
     )
+
+
+def _modes(runs: Sequence[Run]) -> str:
+    """The mode of play of the evaluated episodes, as `_run_figure` chooses it, after a comma."""
+    found = {
+        next((mode for mode in ("greedy", "sampled") if section(run.source.evaluation, mode)), "") for run in runs
+    } - {""}
+    return f", {found.pop()}" if len(found) == 1 else ", greedy where so evaluated, else sampled" if found else ""
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
@@ -448,7 +460,7 @@ def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: 
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None
-    shared = shared[:: 1 + len(shared) // 800]
+    shared = shared[:: -(1 + len(shared) // 800)][::-1]  # the last point stays
     y_SN = np.array([[curve[i] for i in shared] for curve in curves])
     spread = (y_SN.min(0), y_SN.max(0)) if len(curves) > 1 else None
     return Series(label, np.array(shared, dtype=np.float64), y_SN.mean(0), colour, "line", spread)

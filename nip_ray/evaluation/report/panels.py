@@ -315,5 +315,5 @@ def _window(x_N: Floats) -> int:
 
 
 def _thinned(series: Series) -> Series:
-    keep = slice(None, None, 1 + len(series.x_N) // MAX_POINTS)
-    return Series(series.label, series.x_N[keep], series.y_N[keep], series.colour, series.style)
+    x_N, y_N = (values_N[:: -(1 + len(values_N) // MAX_POINTS)][::-1] for values_N in (series.x_N, series.y_N))
+    return Series(series.label, x_N, y_N, series.colour, series.style)  # the last point stays

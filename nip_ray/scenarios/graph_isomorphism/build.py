@@ -32,7 +32,8 @@ def build_graph_isomorphism(
 
 
 def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
-    """(train, test) of `settings`; made training pairs never contain a held-out pair. Cached until a file changes."""
+    """(train, test) of `settings`; pairs that are made never contain one of the other split, which was made before or
+    read from a file. Cached until a file changes."""
     return _graph_data(settings, marks(settings.train, settings.test))
 
 
@@ -45,14 +46,16 @@ def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[
         non_iso_prop_score_1=settings.non_iso_prop_score_1,
         non_iso_prop_score_2=settings.non_iso_prop_score_2,
     )
+    train = None
+    if settings.train is not None:
+        train = _truncated(load_pairs(Path(settings.train)), settings.num_train, settings.seed)
     if settings.test is not None:
         test = _truncated(load_pairs(Path(settings.test)), settings.num_test, settings.seed)
     else:
         test_seed = stable_seed(settings.seed, "graph_isomorphism", "test split")
-        test = generate_pairs(settings.num_test or _DEFAULT_TEST, test_seed, made)
-    if settings.train is not None:
-        train = _truncated(load_pairs(Path(settings.train)), settings.num_train, settings.seed)
-    else:
+        known = None if train is None else pair_keys(train).tolist()
+        test = generate_pairs(settings.num_test or _DEFAULT_TEST, test_seed, made, forbid=known)
+    if train is None:
         train = generate_pairs(
             settings.num_train or _DEFAULT_TRAIN, settings.seed, made, forbid=pair_keys(test).tolist()
         )

@@ -6,9 +6,11 @@ Decisions that matter here:
 - replies are those that `StateTrackingInWords.choices` lists.
 """
 
+from collections.abc import Sequence
+
 from nip_ray.protocols import DECISIONS
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
-from nip_ray.scenarios.state_tracking.items import MOVES, STATES, ChainItem, Dispute
+from nip_ray.scenarios.state_tracking.items import MOVES, STATES, VERDICTS, ChainItem, Dispute
 
 Committed = tuple[int, ...] | None
 
@@ -43,9 +45,9 @@ def check(move: int, at: Dispute) -> str:
     )
 
 
-def overview(item: ChainItem, at: Dispute | None, committed: Committed, moves: int, asks: bool) -> str:
-    """The chat of a verifier that judges the whole chain. at: the move that it asked for. asks: True where it may ask
-    for a move."""
+def overview(item: ChainItem, at: Dispute | None, committed: Committed, moves: int, choices: Sequence[str]) -> str:
+    """The chat of a verifier that judges the whole chain. at: the move that it asked for. choices: its legal
+    replies."""
     told = [f"{_rules(moves)}\n{_chain(item)}"]
     if committed is not None:
         told.append(_said(committed))
@@ -53,11 +55,14 @@ def overview(item: ChainItem, at: Dispute | None, committed: Committed, moves: i
         told.append(
             f"The prover says that move {at.low} takes the ball from {STATES[at.low_state]} to {STATES[at.high_state]}."
         )
-    told.append(
-        "Reply with the number of a move to see it, accept or reject."
-        if asks
-        else "Is the claim right? Reply accept or reject."
-    )
+    asks, decides = any(choice.isdecimal() for choice in choices), not set(VERDICTS).isdisjoint(choices)
+    if asks:
+        told.append(f"Reply with the number of a move to see it{', accept or reject' if decides else ''}.")
+    elif decides:
+        more = "accept, reject, or pass to hear more" if "pass" in choices else "accept or reject"
+        told.append(f"Is the claim right? Reply {more}.")
+    else:
+        told.append("Reply pass to hear more.")
     return " ".join(told)
 
 

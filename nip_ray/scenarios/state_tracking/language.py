@@ -85,8 +85,8 @@ class StateTrackingInWords(LanguageScenario):
         at = None
         if committed is not None and (place := self._pointed_at(dialogue)) is not None:
             at = Dispute(place, place + 1, committed[place], committed[place + 1])
-        asks = any(choice not in VERDICTS and choice != "pass" for choice in self.choices(dialogue, agent))
-        return self._overview(item, at, committed if self.seats.pointer is None else None, asks)
+        choices = self.choices(dialogue, agent)
+        return self._overview(item, at, committed if self.seats.pointer is None else None, choices)
 
     def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
         """Every legal word of `agent` in the next round (for a chain of states: at each of its places)."""
@@ -172,9 +172,9 @@ class StateTrackingInWords(LanguageScenario):
 
     def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
         """(I, n): the probability that the verifier asks for each move; without a usable reply it is the first."""
-        chats, verifier = [self._overview(item, None, None, asks=True) for item in items], self.protocol.verifier or ""
-        moves, attempts = tuple(map(str, range(self.settings.length))), self.max_invalid_replies(verifier)
-        asked_IT, lost_I1 = reply_shares(probabilities, verifier, chats, moves, attempts)
+        moves, verifier = tuple(map(str, range(self.settings.length))), self.protocol.verifier or ""
+        chats = [self._overview(item, None, None, moves) for item in items]
+        asked_IT, lost_I1 = reply_shares(probabilities, verifier, chats, moves, self.max_invalid_replies(verifier))
         asked_IT[:, :1] += lost_I1
         return asked_IT
 
@@ -209,7 +209,7 @@ class StateTrackingInWords(LanguageScenario):
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
         """A chat that shows an agent the dispute of a bisection, or the move that it asked for."""
         if not self.seats.bisects:
-            return self._overview(item, at, None, asks=False)
+            return self._overview(item, at, None, VERDICTS)
         checks = agent == self.protocol.verifier and at.high - at.low == 1
         if self.settings.wording == "english":
             if agent != self.protocol.verifier:
@@ -241,11 +241,13 @@ class StateTrackingInWords(LanguageScenario):
             return _message([english.commit(item, at, moves, wish)])
         return _message([english.point(item, at, committed, moves, wish)])
 
-    def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None, asks: bool) -> Chat:
+    def _overview(
+        self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None, choices: Sequence[str]
+    ) -> Chat:
         """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of
-        its moves. asks: True where it may ask for one."""
+        its moves. choices: its legal replies, which English names."""
         if self.settings.wording == "english":
-            return _message([english.overview(item, at, committed, self.settings.num_generators, asks)])
+            return _message([english.overview(item, at, committed, self.settings.num_generators, choices)])
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]

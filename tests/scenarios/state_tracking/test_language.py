@@ -247,6 +247,35 @@ def test_english_is_a_scenario_under_every_protocol(name: str, params: dict[str,
         assert not any(re.search(f"(true|truth|needed).* ({states})\\b", chat[0]["content"]) for _, chat in shown)
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("nip", {"max_rounds": 3, "min_rounds": 3}),
+        ("nip", {"max_rounds": 5}),
+        ("debate", {}),
+        ("debate", {"sequential": True, "max_rounds": 4, "min_rounds": 4}),
+    ],
+    ids=str,
+)
+def test_english_asks_the_verifier_for_replies_that_it_may_give_alone(name: str, params: dict[str, Any]) -> None:
+    made, asked = scenario(name, wording="english", **params), 0
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
+        nonlocal asked
+        if agent == "verifier":
+            asked += 1
+            choices, text = made.choices(dialogue, agent), chat[-1]["content"].rpartition("Reply")[2]
+            assert [word for word in ("pass", "accept", "reject") if word in text] == [
+                word for word in ("pass", "accept", "reject") if word in choices
+            ]
+            assert ("number" in text) == any(choice.isdecimal() for choice in choices)
+        return Answer(made.invent(dialogue, agent, 0))
+
+    for item in ITEMS["test"][:4]:
+        asyncio.run(play_dialogue(made, item, item.id, ask))
+    assert asked
+
+
 def test_the_estimator_knows_words_only() -> None:
     with pytest.raises(UserError, match=r"scenario.wording: got english, but prover_estimator"):
         scenario("prover_estimator", wording="english", max_rounds=7)
