@@ -125,12 +125,19 @@ def read_mapping(
 
     of_run: the file is the config of a run folder, which is known for a folder, and for a file as runs write it.
     """
+    return read_source(path, overrides, of_run=of_run)[:2]
+
+
+def read_source(
+    path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False
+) -> tuple[dict[str, Any], str, bool]:
+    """`read_mapping`, and whether it is the config of a run folder."""
     fetched = is_artifact(path)
     with config_file(path) as file:
         name = str(path if fetched else file)
         text = _text(file, name)
         data = parse_yaml(plain := plain_config(text, name), name)
-        of_run = of_run or file != Path(path) or plain != text  # as in `written_by_run`
+        of_run = of_run or file != Path(path) or plain != text
         foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {shown(data)} at its top level"
@@ -152,16 +159,7 @@ def read_mapping(
     named = [text for text in overrides if text.partition("=")[0].strip() in ("plugins", "environment.id")]
     know(code_in(made if not of_run else apply_overrides({}, named)))
     refuse_unknown(made, name)
-    return made, name
-
-
-def written_by_run(path: Path | str) -> bool:
-    """True of a run's folder, an artifact, and a file as runs write them."""
-    if is_artifact(path):
-        return True
-    with config_file(path) as file:
-        text = _text(file, str(path))
-        return file != Path(path) or plain_config(text, str(path)) != text
+    return made, name, of_run
 
 
 def _text(file: Path, name: str) -> str:

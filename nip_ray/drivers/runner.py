@@ -38,7 +38,7 @@ from nip_ray.settings.drivers import (
 )
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.fingerprint import fingerprint
-from nip_ray.storage.folder import CONFIG, RunFolder, environment
+from nip_ray.storage.folder import RunFolder, environment
 from nip_ray.storage.sources import is_artifact
 from nip_ray.storage.stored_config import write_config
 
@@ -127,7 +127,7 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
             if overrides:  # not before: a setting may be impossible
-                write_config(folder.path / CONFIG, runner_to_yaml(settings))
+                folder.replace_config(runner_to_yaml(settings))
             every = write_interval(before)
             if every != write_interval(settings):  # rows of both intervals are right
                 every = None

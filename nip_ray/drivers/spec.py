@@ -20,9 +20,9 @@ from nip_ray.config.load import (
     is_experiment,
     plain,
     read_mapping,
+    read_source,
     settings_from,
     to_yaml,
-    written_by_run,
 )
 from nip_ray.drivers.contract import resolve_scopes
 from nip_ray.errors import UserError
@@ -46,12 +46,12 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
     """
     if isinstance(source, Mapping):
         return _with_its_code(parse_runner(apply_overrides(source, overrides)))
-    data, name = read_mapping(source, overrides)
+    data, name, of_run = read_source(source, overrides)
     if is_experiment(data):
         raise UserError(f"{name}: is an experiment, not a runner file; start it with `nip-ray train {name}`")
     with faults_of(name, overrides):
         settings = parse_runner(data)
-        return settings if written_by_run(source) else _with_its_code(settings)
+        return settings if of_run else _with_its_code(settings)
 
 
 def _with_its_code(settings: RunnerSettings) -> RunnerSettings:

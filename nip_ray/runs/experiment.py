@@ -33,7 +33,6 @@ from nip_ray.runs.stopping import stopped_at
 from nip_ray.storage.checkpoint import Checkpoint
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult, is_finished
-from nip_ray.storage.stored_config import write_config
 from nip_ray.tracking import check_trackers
 
 if TYPE_CHECKING:
@@ -142,8 +141,7 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
     """Start the session, from a checkpoint if there is one, and run it to its end."""
     try:
         session.start(checkpoint)
-        if config_to_yaml(session.config) != session.folder.config_yaml():  # not before: a setting may be impossible
-            write_config(session.folder.path / CONFIG, config_to_yaml(session.config))
+        session.folder.replace_config(config_to_yaml(session.config))  # not before: a setting may be impossible
         return ExperimentResult(session.folder.path, to_the_end(session), session.iteration)
     finally:
         session.close()

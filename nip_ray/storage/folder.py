@@ -142,6 +142,12 @@ class RunFolder:
         """The config as passed to `create`. Raises UserError when it cannot be read."""
         return plain_config(_read_text(self.path / CONFIG), str(self.path / CONFIG))
 
+    def replace_config(self, text: str) -> None:
+        """Put `text` (YAML) in the place of the stored config, unless it is the same. Raises UserError when it cannot
+        be written."""
+        if text != self.config_yaml():
+            write_config(self.path / CONFIG, text)
+
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; on return the system has it.
 

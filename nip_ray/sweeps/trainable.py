@@ -26,8 +26,7 @@ from nip_ray.config.load import config_to_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints
-from nip_ray.storage.folder import CONFIG, RunFolder
-from nip_ray.storage.stored_config import write_config
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.trial import RunTrainable, values_of
 
 LINEAGE = "lineage.json"
@@ -86,7 +85,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
                 session.save()
                 # from here on the folder only has checkpoints of its own config
                 rewind_checkpoints(folder.checkpoints, checkpoint.iteration, alone=True)
-                write_config(folder.path / CONFIG, config_to_yaml(self.experiment))
+                folder.replace_config(config_to_yaml(self.experiment))
                 step = {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)}
                 folder.write_json(LINEAGE, {"steps": [*_lineage(folder), step]})
         except BaseException:

@@ -11,7 +11,8 @@ import torch
 from nip_ray.evaluation.calibration import graded_verdicts
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.panels import judged, panel_chances
-from nip_ray.play.staged import stage
+from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import Staged, stage
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, build
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator
@@ -37,29 +38,29 @@ def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
     assert torch.allclose(panel_chances(panel, chance_BM3, last_B, grade_BM), expected, atol=1e-6)
 
 
-def test_votes_decide_in_the_last_turn_of_the_judges_whoever_speaks_after_it() -> None:
-    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=3, panel_rule="majority"))
+def drawn_play(scenario: Scenario, repeats: int) -> Staged:
+    """Sampled play of untrained networks on all held-out pairs."""
     networks = {
         agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
     }
-    id_B = scenario.ids("test").repeat(100)
+    id_B = scenario.ids("test").repeat(repeats)
     players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
-    staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    return stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+
+
+def test_votes_decide_in_the_last_turn_of_the_judges_whoever_speaks_after_it() -> None:
+    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=3, panel_rule="majority"))
+    staged = drawn_play(scenario, 100)
     assert not bool(scenario.protocol.turn_table_SKAC[:, -1, scenario.protocol.verifier_indices].any()), "the prover's"
     drawn = (staged.rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
     stated = staged.chance_BRD.sum(1)[:, :2].mean(0)
-    assert torch.allclose(stated, drawn[:2], atol=4 * 0.5 / math.sqrt(len(id_B)))
+    assert torch.allclose(stated, drawn[:2], atol=4 * 0.5 / math.sqrt(staged.rollout.num_copies))
 
 
 def test_in_play_of_several_rounds() -> None:
     """Two judges, four rounds: the first vote is known when the second is cast."""
     scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))
-    networks = {
-        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
-    }
-    id_B = scenario.ids("test").repeat(60)
-    players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
-    staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    staged = drawn_play(scenario, 60)
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     assert rollout.vote_BM is not None
     first, second = (staged.members[judge] for judge in ("judge0", "judge1"))
@@ -77,7 +78,7 @@ def test_in_play_of_several_rounds() -> None:
     assert not bool(chance_BRD[over_B, 2:].any())
     drawn = (rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
     expected = chance_BRD[:, 1].mean(0)[:2] + chance_BRD[:, 3].mean(0)[:2]
-    assert torch.allclose(drawn[:2], expected, atol=4 * 0.5 / math.sqrt(len(id_B)))
+    assert torch.allclose(drawn[:2], expected, atol=4 * 0.5 / math.sqrt(rollout.num_copies))
     grades, labels, _ = graded_verdicts(staged)
     assert len(grades) == len(labels) == int((rollout.verdict_B != CONTINUE).sum())
     by = judged(scenario.protocol, rollout)

@@ -39,7 +39,6 @@ from nip_ray.settings.text_training import FineTuningSettings
 from nip_ray.storage.checkpoint import kept_iterations
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
-from nip_ray.storage.stored_config import write_config
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.prices import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.runner import (
@@ -466,8 +465,7 @@ def train(
     say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
     try:
-        if config_to_yaml(config) != folder.config_yaml():  # not before: a setting of a resume may be impossible
-            write_config(folder.path / CONFIG, config_to_yaml(config))
+        folder.replace_config(config_to_yaml(config))  # not before: a setting of a resume may be impossible
         with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
             while not trainer.state.over:
                 before = trainer.state.iteration
