@@ -1,9 +1,19 @@
-"""All uses of non-public names of TRL and Ray Serve, each with the version in which it was read."""
+"""All uses of non-public names of transformers, TRL and Ray Serve, each with the version in which it was read."""
 
 from typing import Any
 
-PRIVATE = {"trl.DPOTrainer._prepare_dataset": "1.16.0", "ray.serve._private.replica.add_port_to_grpc_server": "2.60.0"}
+PRIVATE = {
+    "transformers.PretrainedConfig._attn_implementation": "5.24.0",
+    "trl.DPOTrainer._prepare_dataset": "1.16.0",
+    "ray.serve._private.replica.add_port_to_grpc_server": "2.60.0",
+}
 """Held by tests/test_private_names.py."""
+
+
+def adds_masks(config: Any) -> bool:
+    """Whether a model of this `config` adds its attention mask to the scores ("eager"), as 0 and the least number; all
+    other implementations take True and False."""
+    return config._attn_implementation == "eager"
 
 
 def replica_on_loopback() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
+from nip_ray.serving.compat import adds_masks
 from nip_ray.serving.model_folder import first_line
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -56,9 +57,9 @@ def layer_masks(model: Any, seen: Tensor, distance: Tensor) -> Any:
     kinds, window = set(getattr(text, "layer_types", None) or ()), getattr(text, "sliding_window", None)
 
     def form(mask: Tensor) -> Tensor:
-        if text._attn_implementation != "eager":
+        if not adds_masks(text):
             return mask
-        least = torch.finfo(model.dtype).min  # eager attention adds the mask to its scores
+        least = torch.finfo(model.dtype).min
         return torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, least)
 
     if window is None or (kinds and _SLIDING not in kinds):
