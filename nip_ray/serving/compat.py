@@ -11,8 +11,8 @@ PRIVATE = {
 
 
 def adds_masks(config: Any) -> bool:
-    """Whether a model of this `config` adds its attention mask to the scores ("eager"), as 0 and the least number; all
-    other implementations take True and False."""
+    """Return True if a model of this `config` adds its attention mask to the scores ("eager"), as 0 and the least
+    number; all other implementations take True and False."""
     return config._attn_implementation == "eager"
 
 

@@ -23,15 +23,18 @@ from nip_ray.serving.extras import local_llm
 
 BLOCK = 256
 """The number of columns grows by multiples of this."""
+FEWEST = 8
+"""Slots that get memory first; their number then doubles when more hold tokens. A game with twelve prompts never fills
+hundreds."""
 
 
 class Slots:
     """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; after changing one of these
-    lists call `changed`."""
+    lists call `changed`. room: slots that have memory."""
 
     def __init__(self, num_slots: int, context: int) -> None:
         self.num_slots, self.context = num_slots, context
-        self.columns = 0
+        self.columns, self.room = 0, min(FEWEST, num_slots)
         self.tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._sorted: list[int] | None = None
@@ -45,9 +48,8 @@ class Slots:
         if length <= self.columns:
             return
         wanted = min(-(-length // BLOCK) * BLOCK, self.context)
-        self.columns, old = max(wanted, length), self.columns
-        for index, pair in self.layers.items():
-            self.layers[index] = (self._grown(pair[0], old), self._grown(pair[1], old))
+        self.columns = max(wanted, length)
+        self._grow()
 
     def shared_beginning(self, prompt: list[int]) -> tuple[int, int]:
         """(slot, number of tokens) of the longest prefix of `prompt` held anywhere; at least one token remains to
@@ -85,7 +87,7 @@ class Slots:
         # current place of a slot's content, and current content of a slot; others: unmoved
         at, holds = {}, {}
         swaps, copies, given = [], [], set()
-        empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]]
+        empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]][::-1]
         for target, (source, length) in enumerate(wanted, first):
             moved = source
             if length and source >= first and source not in given:
@@ -126,6 +128,7 @@ class Slots:
         if not copies:
             return
         target, source, length = zip(*copies)
+        self._reserve_slots(max(*target, *source) + 1)
         for buffer in chain.from_iterable(self.layers.values()):
             buffer[torch.tensor(target), :, : max(length)] = buffer[torch.tensor(source), :, : max(length)]
 
@@ -133,6 +136,7 @@ class Slots:
         """Set the target of the next forward pass: rows from slot `first`, at these positions (negative: padding); it
         reads `width` columns."""
         rows = position_BQ.shape[0]
+        self._reserve_slots(first + rows)
         self._rows = torch.arange(first, first + rows, device=position_BQ.device)[:, None]
         self._columns = torch.where(position_BQ < 0, self.columns, position_BQ)
         self._first, self._width = first, width
@@ -148,11 +152,22 @@ class Slots:
         return held[0][self._first : last, :, : self._width], held[1][self._first : last, :, : self._width]
 
     def _empty(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.num_slots, like.shape[1], self.columns + 1, like.shape[3])
+        return like.new_zeros(self.room, like.shape[1], self.columns + 1, like.shape[3])
 
-    def _grown(self, buffer: Tensor, old: int) -> Tensor:
-        made = self._empty(buffer)
-        made[:, :, :old] = buffer[:, :, :old]
+    def _reserve_slots(self, count: int) -> None:
+        """Give memory to the first `count` slots."""
+        if count > self.room:
+            self.room = min(max(count, 2 * self.room), self.num_slots)
+            self._grow()
+
+    def _grow(self) -> None:
+        """Move all that is held to tensors of the present room and columns."""
+        for index, pair in self.layers.items():
+            self.layers[index] = (self._grown(pair[0]), self._grown(pair[1]))
+
+    def _grown(self, buffer: Tensor) -> Tensor:
+        made, (rows, _, columns, _) = self._empty(buffer), buffer.shape
+        made[:rows, :, : columns - 1] = buffer[:, :, :-1]
         return made
 
 

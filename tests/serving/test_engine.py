@@ -22,7 +22,7 @@ from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.protocol import ApiError
 from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.shelf import Shelf
-from nip_ray.serving.slots import Slots
+from nip_ray.serving.slots import FEWEST, Slots
 from nip_ray.settings.providers import LocalProvider
 
 
@@ -217,6 +217,19 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
     replies = learner.sample(asked := [replace(one, seed=seed) for one in wanted for seed in (1, 2)])
     found = learner.logprobs([Turn(one.prompt, reply.tokens) for one, reply in zip(asked, replies)])
     assert all(one == pytest.approx(reply.logprobs, abs=1e-5) for one, reply in zip(found, replies, strict=True))
+
+
+def test_slots_have_memory_for_what_they_hold(default_dir: Path) -> None:
+    """Equal prompts share a slot while their tokens do; more slots get memory when they are needed, and keep theirs."""
+    model = load_model(default_dir)
+    batch = ContinuousBatch(model, load_format(default_dir, 256), 64)
+    batch.generate([request(1, temperature=0.0, seed=seed) for seed in range(40)])
+    (slots,) = (value for value in vars(batch).values() if isinstance(value, Slots))
+    assert slots.room == slots.layers[0][0].shape[0] == FEWEST
+    wanted = [request(number, max_tokens=3) for number in range(20)]
+    made = batch.generate(wanted)
+    assert 20 <= slots.room == slots.layers[0][0].shape[0] <= 40
+    assert [reply.tokens for reply in made] == [by_transformers(model, one) for one in wanted]
 
 
 def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:
