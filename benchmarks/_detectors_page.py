@@ -259,10 +259,12 @@ def _errors(runs: Sequence[Scored]) -> str:
     """The areas of the errors themselves."""
     runs = [scored(run.row, ERRORS) for run in runs]
     first_D, last_D = (1 - placements(of_seeds(runs, part)).mean(0) for part in (CHOSEN_ON, HELD_BACK))
-    low_D, high_D = area_intervals(of_seeds(runs, HELD_BACK), np.random.default_rng(0))
+    held_back, draws = of_seeds(runs, HELD_BACK), np.random.default_rng(0)
+    low_D, high_D = area_intervals(held_back, draws)
+    p_D = [permutation_p(held_back, d, draws) for d in range(len(ERRORS))]
     areas = (
-        f"{name} {one:.2f} and {two:.2f} ({low:.2f} to {high:.2f})"
-        for name, one, two, low, high in zip(ERRORS, first_D, last_D, low_D, high_D, strict=True)
+        f"{name} {one:.2f} and {two:.2f} ({low:.2f} to {high:.2f}, p = {p:.1g})"
+        for name, one, two, low, high, p in zip(ERRORS, first_D, last_D, low_D, high_D, p_D, strict=True)
     )
     return f"Areas of the errors at the same tests, in the same order of seeds: {', '.join(areas)}."
 

@@ -18,6 +18,8 @@ PRIOR = 0.01
 """Weight of a drawn game added to each pair, against one game by the win rate."""
 LEVELS = {"layers": (1, 2, 3, 4, 5, 6), "width": (8, 16, 32, 64)}
 """Strength -> its levels, of either side."""
+GAMES = {"sampled": "realised", "the best": "exact"}
+"""The messages against the verifier in a game -> the value of a row: games that it loses."""
 FOLDS = 4
 RESAMPLES = 500
 
@@ -83,17 +85,20 @@ def plateaus(x_N: Array, y_N: Array) -> tuple[float, float, float]:
     return best[1:]
 
 
-def left_out(win_VP: Array) -> tuple[Array, Array]:
-    """(V, P) log loss of each cell, left out with a quarter of the others, under Elo and under the mean of the rest."""
+def left_out(win_VP: Array) -> list[Array]:
+    """(V, P) log loss of each cell, left out with a quarter of the others, under Elo, and under the means of the rest:
+    of all, of the same verifier, of the same prover."""
     fold_VP = np.add.outer(np.arange(len(win_VP)), np.arange(win_VP.shape[1])) % FOLDS
-    by_elo, by_mean = np.zeros_like(win_VP), np.zeros_like(win_VP)
+    found = [np.zeros_like(win_VP) for _ in range(4)]
     for fold in range(FOLDS):
         away_VP = fold_VP == fold
         verifier_V, prover_P = elo(win_VP, ~away_VP)
-        chance_VP = 1 / (1 + np.exp(prover_P[None] - verifier_V[:, None]))
-        by_elo[away_VP] = _log_loss(win_VP, chance_VP)[away_VP]
-        by_mean[away_VP] = _log_loss(win_VP, np.full_like(win_VP, win_VP[~away_VP].mean()))[away_VP]
-    return by_elo, by_mean
+        rest_VP = np.ma.array(win_VP, mask=away_VP)
+        chances = [1 / (1 + np.exp(prover_P[None] - verifier_V[:, None])), rest_VP.mean()]
+        chances += [rest_VP.mean(1)[:, None], rest_VP.mean(0)[None]]
+        for one, chance in zip(found, chances, strict=True):
+            one[away_VP] = _log_loss(win_VP, np.broadcast_to(np.ma.getdata(chance), win_VP.shape))[away_VP]
+    return found
 
 
 def _log_loss(win: Array, chance: Array) -> Array:
@@ -127,40 +132,46 @@ def _maps(grid: Grid) -> str:
 
 
 def _curves(grid: Grid) -> str:
-    win_SVP, level_N = 1 - grid.values("realised"), np.log2(grid.levels)
-    whole = np.ones(win_SVP.shape[1:], bool)
-    draws, found = np.random.default_rng(0), []
-    for resample in range(RESAMPLES):
-        seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
-        found.append([plateaus(level_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole)])
-    found_RAK = np.array(found)
     lines = [
-        f"| Elo of | plateau until, {grid.strength} | plateau from, {grid.strength} | points per doubling |",
-        "|---" * 4 + "|",
+        f"| Elo of | messages | plateau until, {grid.strength} | plateau from, {grid.strength} | points per doubling |",
+        "|---" * 5 + "|",
     ]
-    for agent, name in enumerate(("verifiers", "provers")):
-        low, high = np.quantile(found_RAK[:, agent], (0.025, 0.975), axis=0)
-        values = (2 ** found_RAK[0, agent, :2], 2 ** low[:2], 2 ** high[:2])
-        knots = [f"{one:.0f} ({least:.0f} to {most:.0f})" for one, least, most in zip(*values, strict=True)]
-        lines.append(f"| {name} | {' | '.join(knots)} | {found_RAK[0, agent, 2]:.0f} ({low[2]:.0f} to {high[2]:.0f}) |")
+    for messages, lost in GAMES.items():
+        win_SVP, level_N = 1 - grid.values(lost), np.log2(grid.levels)
+        whole = np.ones(win_SVP.shape[1:], bool)
+        draws, found = np.random.default_rng(0), []
+        for resample in range(RESAMPLES):
+            seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
+            found.append([plateaus(level_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole)])
+        found_RAK = np.array(found)
+        for agent, name in enumerate(("verifiers", "provers")):
+            low, high = np.quantile(found_RAK[:, agent], (0.025, 0.975), axis=0)
+            values = (2 ** found_RAK[0, agent, :2], 2 ** low[:2], 2 ** high[:2])
+            knots = [f"{one:.0f} ({least:.0f} to {most:.0f})" for one, least, most in zip(*values, strict=True)]
+            slope = f"{found_RAK[0, agent, 2]:.0f} ({low[2]:.0f} to {high[2]:.0f})"
+            lines.append(f"| {name} | {messages} | {' | '.join(knots)} | {slope} |")
     return "\n".join(lines)
 
 
 def _left_out(grid: Grid) -> str:
-    win_VP = 1 - grid.values("realised").mean(0)
-    lines = []
-    for least in range(2 if grid.strength == "layers" else 1):  # judges of two layers and more: not in the plan
-        by_elo, by_mean = left_out(win_VP[least:])
-        gain_C = (by_elo - by_mean).ravel()
-        draws = np.random.default_rng(0)
-        means = [draws.choice(gain_C, len(gain_C)).mean() for _ in range(10 * RESAMPLES)]
-        low, high = np.quantile(means, (0.025, 0.975))
-        lines.append(
-            f"| {grid.levels[least]} to {grid.levels[-1]} | {len(gain_C)} | {by_elo.mean():.3f} |"
-            f" {by_mean.mean():.3f} | {gain_C.mean():.3f} ({low:.3f} to {high:.3f}) |"
-        )
-    titles = f"| verifier's {grid.strength} | cells | log loss of Elo | of the mean of the rest | difference |"
-    return "\n".join([titles, "|---" * 5 + "|", *lines])
+    lines = [
+        f"| messages | verifier's {grid.strength} | cells | Elo | mean | of the verifier | of the prover |"
+        " Elo less mean |",
+        "|---" * 8 + "|",
+    ]
+    for messages, lost in GAMES.items():
+        for least in range(2 if grid.strength == "layers" else 1):  # judges of two layers and more: not in the plan
+            found = left_out(1 - grid.values(lost).mean(0)[least:])
+            gain_C = (found[0] - found[1]).ravel()
+            draws = np.random.default_rng(0)
+            means = [draws.choice(gain_C, len(gain_C)).mean() for _ in range(10 * RESAMPLES)]
+            low, high = np.quantile(means, (0.025, 0.975))
+            losses = " | ".join(f"{loss_VP.mean():.3f}" for loss_VP in found)
+            lines.append(
+                f"| {messages} | {grid.levels[least]} to {grid.levels[-1]} | {len(gain_C)} | {losses} |"
+                f" {gain_C.mean():.3f} ({low:.3f} to {high:.3f}) |"
+            )
+    return "\n".join(lines)
 
 
 def _draw(grid: Grid) -> None:
