@@ -131,19 +131,23 @@ def _maps(grid: Grid) -> str:
     return "\n".join(lines[:-1])
 
 
+def _fits(win_SVP: Array, level_N: Array) -> Array:
+    """(R, A, K) `plateaus` of the Elo of verifiers and provers: of all seeds, then of seeds drawn from them."""
+    whole_VP = np.ones(win_SVP.shape[1:], bool)
+    draws, found = np.random.default_rng(0), []
+    for resample in range(RESAMPLES):
+        seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
+        found.append([plateaus(level_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole_VP)])
+    return np.array(found)
+
+
 def _curves(grid: Grid) -> str:
     lines = [
         f"| Elo of | messages | plateau until, {grid.strength} | plateau from, {grid.strength} | points per doubling |",
         "|---" * 5 + "|",
     ]
     for messages, lost in GAMES.items():
-        win_SVP, level_N = 1 - grid.values(lost), np.log2(grid.levels)
-        whole = np.ones(win_SVP.shape[1:], bool)
-        draws, found = np.random.default_rng(0), []
-        for resample in range(RESAMPLES):
-            seeds = draws.integers(len(win_SVP), size=len(win_SVP)) if resample else np.arange(len(win_SVP))
-            found.append([plateaus(level_N, POINTS * x_N) for x_N in elo(win_SVP[seeds].mean(0), whole)])
-        found_RAK = np.array(found)
+        found_RAK = _fits(1 - grid.values(lost), np.log2(grid.levels))
         for agent, name in enumerate(("verifiers", "provers")):
             low, high = np.quantile(found_RAK[:, agent], (0.025, 0.975), axis=0)
             values = (2 ** found_RAK[0, agent, :2], 2 ** low[:2], 2 ** high[:2])

@@ -87,7 +87,8 @@ class Slots:
         # current place of a slot's content, and current content of a slot; others: unmoved
         at, holds = {}, {}
         swaps, copies, given = [], [], set()
-        empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]][::-1]
+        after = range(self.num_slots - 1, first + len(wanted) - 1, -1)
+        empty = [slot for slot in after if not self.tokens[slot]]  # taken from its end: low slots have memory
         for target, (source, length) in enumerate(wanted, first):
             moved = source
             if length and source >= first and source not in given:

@@ -27,7 +27,7 @@ from nip_ray.evaluation.report.contents import NAMES
 from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
-from nip_ray.evaluation.report.panels import Panel, Series, agents, varies
+from nip_ray.evaluation.report.panels import Panel, Series, agents, thinned, varies
 from nip_ray.evaluation.report.source import (
     EXACT,
     Figure,
@@ -460,7 +460,7 @@ def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: 
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None
-    shared = shared[:: -(1 + len(shared) // 800)][::-1]  # the last point stays
+    shared = thinned(shared, 800)
     y_SN = np.array([[curve[i] for i in shared] for curve in curves])
     spread = (y_SN.min(0), y_SN.max(0)) if len(curves) > 1 else None
     return Series(label, np.array(shared, dtype=np.float64), y_SN.mean(0), colour, "line", spread)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -314,6 +314,11 @@ def _window(x_N: Floats) -> int:
     return max(1, len(x_N) // 40)
 
 
+def thinned(values_N: Any, most: int) -> Any:
+    """At most `most` values (a list or an array) in equal steps, and always the last one."""
+    return values_N[:: -(1 + len(values_N) // most)][::-1]
+
+
 def _thinned(series: Series) -> Series:
-    x_N, y_N = (values_N[:: -(1 + len(values_N) // MAX_POINTS)][::-1] for values_N in (series.x_N, series.y_N))
-    return Series(series.label, x_N, y_N, series.colour, series.style)  # the last point stays
+    x_N, y_N = (thinned(values_N, MAX_POINTS) for values_N in (series.x_N, series.y_N))
+    return Series(series.label, x_N, y_N, series.colour, series.style)
