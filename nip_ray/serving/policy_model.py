@@ -58,7 +58,7 @@ from nip_ray.serving.model_folder import (
     with_adapters,
 )
 from nip_ray.serving.windows import layer_masks
-from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.settings.policy_gradient import BETAS, TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
 
@@ -158,7 +158,7 @@ class PolicyModel:
             drawn = (part.old_logprob_NT, part.advantage_N, part.mask_NT)
             return token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT, surrogate)
 
-        loss, norm, figures = self._descend(turns, loss_of, settings, settings.learning_rate)
+        loss, norm, figures = self._descend(turns, loss_of, settings, settings.learning_rate, settings.momentum)
         told = join(figures or [no_figures(settings, start is not None, surrogate, self._model.device)])
         told = told if self._learners is None else self._learners.join(told)
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
@@ -166,9 +166,11 @@ class PolicyModel:
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of supervised learning on replies: mean cross-entropy of tokens. Returns loss and grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
-        loss, norm, _ = self._descend(
-            turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, settings.warmup_rate
-        )
+
+        def loss_of(part: Part) -> tuple[Tensor, None]:
+            return -self._log_probs(part)[0].sum() / num_tokens, None
+
+        loss, norm, _ = self._descend(turns, loss_of, settings, settings.warmup_rate, BETAS[0])
         return {"loss": loss, "grad_norm": norm}
 
     def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
@@ -189,6 +191,7 @@ class PolicyModel:
         loss_of: Callable[[Part], tuple[Tensor, Any]],
         settings: TokenTrainingSettings,
         rate: float,
+        momentum: float,
     ) -> tuple[float, float, list[Any]]:
         """Sum the gradients of all parts and learners, and take one step; returns loss, gradient norm and metrics."""
         if self._optimizer is None:
@@ -211,7 +214,7 @@ class PolicyModel:
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise not_finite(f"loss {total}, norm of the gradient {norm}")
             for group in self._optimizer.param_groups:
-                group.update(lr=rate, weight_decay=settings.weight_decay)
+                group.update(lr=rate, betas=(momentum, BETAS[1]), weight_decay=settings.weight_decay)
             self._optimizer.step()
         self.steps += 1
         self._batch.forget()

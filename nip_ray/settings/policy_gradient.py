@@ -6,6 +6,9 @@ from typing import Literal, Self
 
 from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, RESUMABLE, option
 
+BETAS = (0.9, 0.999)
+"""AdamW's decays of past gradients and of their squares, in supervised steps."""
+
 
 @dataclass(frozen=True)
 class PolicyGradientAgentSettings:
@@ -87,6 +90,9 @@ class TokenTrainingSettings:
         "Decay of weights averaged over iterations, used to test and save models (none: newest weights).",
         gt=0,
         lt=1,
+    )
+    momentum: float = option(
+        BETAS[0], "AdamW's decay of past gradients (0 where agents' best replies chase each other).", ge=0, lt=1
     )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)

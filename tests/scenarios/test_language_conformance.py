@@ -1,5 +1,6 @@
 """The check of language scenarios passes those that ship and the example, and names what breaks a promise."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, Parsed
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
 from nip_ray.protocols import Protocol, build
 from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
 from nip_ray.scenarios.language_conformance import check_language_scenario
@@ -46,10 +47,44 @@ def test_what_ships_passes(protocol: Protocol, settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "judge_panel", "solo_verifier"]
+    "protocol",
+    ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "judge_panel", "solo_verifier", "bisection"],
 )
 def test_the_example_passes(protocol: str, claim: Any) -> None:
-    check_language_scenario(claim, build(protocol))
+    check_language_scenario(claim, build(protocol, **({"max_rounds": 3} if protocol == "bisection" else {})))
+
+
+@pytest.mark.parametrize("chooser", ["opponent", "verifier"])
+def test_in_the_example_a_lie_is_in_the_part_that_is_read(chooser: str, claim: Any) -> None:
+    kind, protocol = LANGUAGE_SCENARIOS["arithmetic_claim"], build("bisection", max_rounds=3, half_chosen_by=chooser)
+    scenario, labels = kind.build(protocol, claim), {0: "reject", 1: "accept"}
+    read = set()
+    for item in kind.items(claim, 0)["train"]:
+        for seed in range(8):
+            for agent in protocol.agents:
+                chat, reply = scenario.warm_example(item, agent, seed) or ([], "")
+                shown = chat[-1]["content"]
+                if not reply.endswith(("accept", "reject")):
+                    continue
+                one, two, value = map(int, re.findall(r"-?\d+", shown))
+                assert reply == f"{one * two} {labels[item.y]}"
+                assert (one * two == value) == bool(item.y)
+                read.add((item.y, two % 10 == 0))
+    assert len(read) == 4
+    with pytest.raises(UserError, match=r"protocol\.max_rounds: 9, but a claim is halved once, set it to 3"):
+        kind.build(build("bisection", half_chosen_by=chooser), claim)
+
+
+@pytest.mark.parametrize(
+    ("said", "reply"),
+    [((), "12a"), ((), "12 tens"), (("120",), "tens"), (("120",), "120 both"), (("120", "ones"), "ask: why?")],
+)
+def test_parts_of_another_form_are_refused(said: tuple[str, ...], reply: str, claim: Any) -> None:
+    protocol, kind = build("bisection", max_rounds=3), LANGUAGE_SCENARIOS["arithmetic_claim"]
+    rounds = tuple((Turn(a, t, {"main": t}),) for a, t in zip(("prover1", "prover0"), said, strict=False))
+    dialogue = Dialogue(kind.items(claim, 0)["train"][0], 0, rounds)
+    with pytest.raises(InvalidReply, match="expected a number"):
+        kind.build(protocol, claim).parse(dialogue, ("prover1", "prover0", "verifier")[len(said)], reply)
 
 
 def first_line(text: str) -> Any:
@@ -83,7 +118,7 @@ COUNT = iter(range(10**6))
 def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
 
-    class Broken(kind.build):  # type: ignore[name-defined, misc]
+    class Broken(type(kind.build(build("nip"), claim))):  # type: ignore[misc]
         def chat(self, dialogue: Dialogue, agent: str) -> Chat:
             return chat(super().chat(dialogue, agent), dialogue, agent)
 
@@ -113,11 +148,12 @@ def test_replies_that_break_a_promise(
     method: str, change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
+    whole = type(kind.build(build("nip"), claim))
 
     def changed(self: Any, dialogue: Dialogue, agent: str, given: Any) -> Any:
-        return change(lambda: getattr(kind.build, method)(self, dialogue, agent, given), given)
+        return change(lambda: getattr(whole, method)(self, dialogue, agent, given), given)
 
-    broken = type("Broken", (kind.build,), {method: changed})  # type: ignore[call-overload, arg-type]
+    broken = type("Broken", (whole,), {method: changed})
     monkeypatch.setitem(LANGUAGE_SCENARIOS, "arithmetic_claim", replace(kind, build=broken))
     with pytest.raises(UserError, match=said):
         check_language_scenario(claim, build("nip"))

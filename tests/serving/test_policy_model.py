@@ -144,6 +144,22 @@ def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
         assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_past_gradients_count_by_the_momentum(make: Make, momentum: float) -> None:
+    """Kingma and Ba 2015, algorithm 1, after a supervised step, whose decay is always 0.9."""
+    model, turns = make(), play(make())
+    settings = replace(SETTINGS, learning_rate=1e-3, warmup_learning_rate=1e-4, momentum=momentum)
+    model.supervised_step(turns, settings)
+    first = gradients(model).clone()
+    before = torch.cat([weight.detach().flatten().clone() for weight in model._learned.values()])
+    model.step(turns, settings, 4)
+    second = gradients(model)
+    mean = (momentum * 0.1 * first + (1 - momentum) * second) / (1 - momentum**2)
+    square = (0.999 * 0.001 * first**2 + 0.001 * second**2) / (1 - 0.999**2)
+    after = torch.cat([weight.detach().flatten() for weight in model._learned.values()])
+    assert torch.allclose(after, before - 1e-3 * mean / (square.sqrt() + 1e-8), atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_resume_is_exact(make: Make, tmp_path: Path, method: str) -> None:
     whole, first = make(method), make(method)

@@ -227,6 +227,7 @@ def _rule(
             warmup_agents=None,
             curriculum=(),
             average_weights=None,  # attackers are as strong as they can be
+            momentum=unset.momentum,  # the others are frozen, so nothing chases the attackers
             evaluate_every=0,
             num_test_items=num_test_items,
         )

@@ -38,7 +38,7 @@ from nip_ray.learning.token_losses import (
 from nip_ray.learning.token_rows import Turn
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
-from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
+from nip_ray.settings.policy_gradient import BETAS, RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import put_in_place
 from nip_ray.text.providers.training_service import ADDRESS, SAMPLE, TRAIN, ServiceLink
@@ -170,7 +170,11 @@ class ServicePolicy:
 
             data = [self._link.datum(turn) for turn in turns]
             norm = self._descend(
-                client, client.forward_backward_custom(data, own_loss), settings, settings.learning_rate
+                client,
+                client.forward_backward_custom(data, own_loss),
+                settings,
+                settings.learning_rate,
+                settings.momentum,
             )[1]
         else:
             credit_NT = weight_NT * advantage_N[:, None]
@@ -179,7 +183,7 @@ class ServicePolicy:
                 for turn, credit_T in zip(turns, credit_NT, strict=True)
             ]
             output, norm = self._descend(
-                client, client.forward_backward(data, *named), settings, settings.learning_rate
+                client, client.forward_backward(data, *named), settings, settings.learning_rate, settings.momentum
             )
             figures = [loss_of([_logprobs(found) for found in output.loss_fn_outputs])[1]]
         told = figures[-1].metrics()
@@ -191,19 +195,19 @@ class ServicePolicy:
         client, num_tokens = self._learner(), sum(len(turn.reply) for turn in turns)
         data = [self._link.datum(turn, weights=[1 / num_tokens] * len(turn.reply)) for turn in turns]
         output, norm = self._descend(
-            client, client.forward_backward(data, "cross_entropy"), settings, settings.warmup_rate
+            client, client.forward_backward(data, "cross_entropy"), settings, settings.warmup_rate, BETAS[0]
         )
         found = [_logprobs(one)[-len(turn.reply) :] for one, turn in zip(output.loss_fn_outputs, turns, strict=True)]
         return _finite({"loss": -float(torch.cat(found).sum()) / num_tokens, **norm})
 
     def _descend(
-        self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float
+        self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float, momentum: float
     ) -> tuple[Any, dict[str, float]]:
         """Apply a requested gradient; return the metrics of both, and the norm if reported."""
         params = self._link.types.AdamParams(
             learning_rate=rate,
-            beta1=0.9,
-            beta2=0.999,
+            beta1=momentum,
+            beta2=BETAS[1],
             eps=1e-8,
             weight_decay=settings.weight_decay,
             grad_clip_norm=settings.max_grad_norm or 0.0,

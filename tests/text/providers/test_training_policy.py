@@ -55,7 +55,7 @@ def turns(policy: Any, seed: int = 0) -> list[Turn]:
 @pytest.mark.parametrize(
     "rule",
     [
-        {"clip_low": None, "clip_high": None, "weight_decay": 0.1, "aggregation": "turn"},
+        {"clip_low": None, "clip_high": None, "weight_decay": 0.1, "aggregation": "turn", "momentum": 0.0},
         {"clip_low": 0.02, "clip_high": 0.05, "max_grad_norm": None},
         {"clip_low": None, "clip_high": 0.03, "aggregation": "turn_mean"},
         {"ratio": "sequence", "clip_low": 0.01},
