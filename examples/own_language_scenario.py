@@ -1,8 +1,8 @@
 """A custom scenario for language models: is a product what it is claimed to be? Multiplying two numbers is hard for a
 small model; checking one of the products of which a prover says that they add up is easier.
 
-Under bisection prover1 splits the claim into two parts, prover0 points at one, and the verifier reads that part alone
-(`ClaimByParts`). Under other protocols all agents read all.
+Under bisection (`ClaimByParts`) prover1 splits the claim into two parts, prover0 points at one, which is split again,
+until the verifier reads one part alone. Under other protocols all agents read all.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """
@@ -130,70 +130,105 @@ class ArithmeticClaim(LanguageScenario):
         return self.chat(dialogue, agent), verdict if decides else shown(agent)
 
 
+Line = tuple[int, int, int]
+"""Two factors and what their product is said to be."""
+PARTS = ("first", "second")
+
+
 class ClaimByParts(ArithmeticClaim):
-    """Replies are a number of prover1, what the tens make; a number and the part at which prover0 points; a number, of
-    that part, and the verdict. A turn without a usable reply counts as 0 or tens."""
+    """Bisection. prover1 replies with a number, the value of the first part; prover0 with its own value of that and the
+    part that is wrong; the verifier with its own value of the part that is left, and the verdict. A turn without a
+    usable reply counts as 0 or as the first part."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The task, and what is to be split, pointed at or judged."""
-        said = [turns[0].messages.get("main", "") for turns in dialogue.rounds]
-        if not said:
-            task, shown = "How much of this do the tens make? Reply with a number.", str(dialogue.item)
+        line, said = self._disputed(dialogue)
+        if len(dialogue.rounds) == self.protocol.max_rounds - 1:
+            task, shown = "Work the product out, then reply accept or reject.", _text(line)
+        elif said is None:
+            one, two, _ = _halves(line, 0)[0]
+            task, shown = "What is the first part? Reply with a number.", f"{_text(line)}, first {one} x {two}"
         else:
-            one, two = dialogue.item.factors
-            parts = _parts(one, two, dialogue.item.claimed, int(said[0] or 0))
-            task, shown = "Work the tens out, then reply tens or ones: which is wrong?", ", ".join(parts.values())
-            if len(said) == 2:
-                task, shown = "Work the product out, then reply accept or reject.", parts[said[1] or "tens"]
+            task = "Work the first part out, then reply first or second: which one is wrong?"
+            shown = ", ".join(map(_text, _halves(line, said)))
         return [{"role": "system", "content": task}, {"role": "user", "content": shown}]
+
+    def _disputed(self, dialogue: Dialogue) -> tuple[Line, int | None]:
+        """The line that is left, and the value of its first part if prover1 has just given it."""
+        line: Line = (*dialogue.item.factors, dialogue.item.claimed)
+        said = [turns[0].messages.get("main", "") for turns in dialogue.rounds]
+        for number, part in zip(said[::2], said[1::2]):
+            line = _halves(line, int(number or 0))[PARTS.index(part or PARTS[0])]
+        return line, int(said[-1] or 0) if len(said) % 2 else None
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """Raises InvalidReply for a reply of another form."""
-        form, expected = (
-            (re.compile("([0-9]{1,4})"), "a number"),
-            (re.compile("[0-9]{1,4} (tens|ones)"), "a number and tens or ones"),
-            (VERDICT, "a number and accept or reject"),
-        )[len(dialogue.rounds)]
-        if not (found := form.fullmatch(reply.strip().lower())):
-            raise InvalidReply(f"expected {expected}")
-        return Parsed(decision=DECISIONS.index(found[1])) if form is VERDICT else Parsed({"main": found[1]})
+        r, text = len(dialogue.rounds), reply.strip().lower()
+        last = r == self.protocol.max_rounds - 1
+        form = VERDICT if last else re.compile("[0-9]{1,4} (first|second)" if r % 2 else "([0-9]{1,4})")
+        if not (found := form.fullmatch(text)):
+            after = " and accept or reject" if last else " and first or second" if r % 2 else ""
+            raise InvalidReply(f"expected a number{after}")
+        return Parsed(decision=DECISIONS.index(found[1])) if last else Parsed({"main": found[1]})
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
         """A random number, with a random part or verdict."""
-        random = Random(stable_seed(seed, "parts", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
-        words = ([""], ["tens", "ones"], DECISIONS[:CONTINUE])[len(dialogue.rounds)]
-        return f"{random.randint(0, 999)} {random.choice(words)}".strip()
+        r = len(dialogue.rounds)
+        random = Random(stable_seed(seed, "parts", dialogue.item.id, dialogue.seed, r, agent))
+        number, last = str(random.randint(0, 999)), r == self.protocol.max_rounds - 1
+        words = DECISIONS[:CONTINUE] if last else PARTS if r % 2 else ("",)
+        return f"{number} {random.choice(words)}".strip()
 
     def warm_example(self, item: Claim, agent: str, seed: int) -> tuple[Chat, str]:
-        """prover1 gives the true tens. A false claim has its lie in the tens or the ones, at which prover0 points."""
+        """True values, and the part that is wrong. Before that prover1 has put each lie into a random part."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
-        (one, two), part = item.factors, random.choice(["tens", "ones"])
-        true = {"tens": one * (two - two % 10), "ones": one * (two % 10)}
-        tens = true["tens"] + (item.claimed - one * two if part == "tens" else 0)
-        points = f"{true['tens']} {'ones' if tens == true['tens'] else 'tens'}"
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         turn = random.choice(rules.rounds_of(agent, dialogue.seed))
-        for r, said in enumerate((str(tens), part)[:turn]):
+        for r in range(turn):
+            line, said = self._disputed(dialogue)
+            first, off = _first(line), line[2] - line[0] * line[1]
+            if r % 2 == 0:
+                message = f"{first + random.choice((0, off))}"
+            else:
+                message = PARTS[first == said] if off else random.choice(PARTS)
             (speaker,) = rules.speakers(r, dialogue.seed)
-            dialogue = replace(dialogue, rounds=(*dialogue.rounds, (Turn(speaker, said, {"main": said}),)))
-        return self.chat(dialogue, agent), (f"{true['tens']}", points, f"{true[part]} {DECISIONS[item.y]}")[turn]
+            dialogue = replace(dialogue, rounds=(*dialogue.rounds, (Turn(speaker, message, {"main": message}),)))
+        line, said = self._disputed(dialogue)
+        if turn == self.protocol.max_rounds - 1:
+            return self.chat(dialogue, agent), f"{line[0] * line[1]} {DECISIONS[item.y]}"
+        return self.chat(
+            dialogue, agent
+        ), f"{_first(line)} {PARTS[_first(line) == said]}" if turn % 2 else f"{_first(line)}"
 
 
 VERDICT = re.compile("(?:[0-9]+ )?(reject|accept)")
 
 
+def _halves(line: Line, said: int) -> tuple[Line, Line]:
+    """Two lines that add up to `line`, by the tens and ones of its second factor, then of its first. said: the value of
+    the first one."""
+    one, two, value = line
+    if two > 10 and two % 10:
+        return (one, two - two % 10, said), (one, two % 10, value - said)
+    return (one - one % 10, two, said), (one % 10, two, value - said)
+
+
+def _first(line: Line) -> int:
+    """The true value of its first half."""
+    (one, two, _), _ = _halves(line, 0)
+    return one * two
+
+
+def _text(line: Line) -> str:
+    return f"{line[0]} x {line[1]} = {line[2]}"
+
+
 def _products(one: int, two: int, claimed: int, first: bool = True) -> str:
     """By the tens and the ones of `two`. claimed: their sum, from a lie about one of them; 0 for the true products."""
-    tens, off = one * (two - two % 10), claimed - one * two if claimed else 0
-    return ", ".join(_parts(one, two, one * two + off, tens + off if first else tens).values())
-
-
-def _parts(one: int, two: int, claimed: int, tens: int) -> dict[str, str]:
-    """The products that add up to `claimed`, if the tens make `tens`."""
-    return {
-        "tens": f"{one} x {two - two % 10} = {tens}",
-        "ones": f"{one} x {two % 10} = {claimed - tens}",
-    }
+    tens, ones = one * (two - two % 10), one * (two % 10)
+    off = claimed - tens - ones if claimed else 0
+    tens, ones = (tens + off, ones) if first else (tens, ones + off)
+    return f"{one} x {two - two % 10} = {tens}, {one} x {two % 10} = {ones}"
 
 
 def read_claim(record: Any) -> Claim:
@@ -202,9 +237,7 @@ def read_claim(record: Any) -> Claim:
 
 
 def build(protocol: Protocol, settings: ClaimSettings) -> ArithmeticClaim:
-    """Raises UserError for a bisection of more than one halving."""
-    if protocol.name == "bisection" and protocol.max_rounds != 3:
-        raise UserError(f"protocol.max_rounds: {protocol.max_rounds}, but a claim is halved once, set it to 3")
+    """The scenario under `protocol`."""
     return (ClaimByParts if protocol.name == "bisection" else ArithmeticClaim)(protocol, settings)
 
 

@@ -55,36 +55,42 @@ def test_the_example_passes(protocol: str, claim: Any) -> None:
 
 
 @pytest.mark.parametrize("chooser", ["opponent", "verifier"])
-def test_in_the_example_a_lie_is_in_the_part_that_is_read(chooser: str, claim: Any) -> None:
-    kind, protocol = LANGUAGE_SCENARIOS["arithmetic_claim"], build("bisection", max_rounds=3, half_chosen_by=chooser)
-    scenario, labels = kind.build(protocol, claim), {0: "reject", 1: "accept"}
-    read = set()
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_in_the_example_the_lie_is_in_the_part_that_is_judged(chooser: str, rounds: int, claim: Any) -> None:
+    protocol = build("bisection", max_rounds=rounds, half_chosen_by=chooser)
+    kind, met = LANGUAGE_SCENARIOS["arithmetic_claim"], set()
+    scenario = kind.build(protocol, claim)
     for item in kind.items(claim, 0)["train"]:
-        for seed in range(8):
-            for agent in protocol.agents:
+        for agent in protocol.agents:
+            for seed in range(8):
                 chat, reply = scenario.warm_example(item, agent, seed) or ([], "")
-                shown = chat[-1]["content"]
-                if not reply.endswith(("accept", "reject")):
-                    continue
-                one, two, value = map(int, re.findall(r"-?\d+", shown))
-                assert reply == f"{one * two} {labels[item.y]}"
-                assert (one * two == value) == bool(item.y)
-                read.add((item.y, two % 10 == 0))
-    assert len(read) == 4
-    with pytest.raises(UserError, match=r"protocol\.max_rounds: 9, but a claim is halved once, set it to 3"):
-        kind.build(build("bisection", half_chosen_by=chooser), claim)
+                lines = [tuple(map(int, line)) for line in re.findall(r"(\d+) x (\d+) = (-?\d+)", chat[-1]["content"])]
+                right = [one * two == value for one, two, value in lines]
+                one, two, _ = lines[0]
+                if reply.endswith(("accept", "reject")):
+                    assert reply == f"{one * two} {('reject', 'accept')[item.y]}"
+                    assert right == [bool(item.y)]
+                elif reply.endswith(("first", "second")):
+                    assert reply == f"{one * two} {'second' if right[0] else 'first'}"
+                    assert sum(right) == 1 + item.y
+                else:
+                    place, first = lines[0], re.findall(r"first (\d+) x (\d+)", chat[-1]["content"])[0]
+                    assert int(reply) == int(first[0]) * int(first[1]) <= place[0] * place[1]
+                met.add((agent, reply.split()[-1] if " " in reply else "number", item.y))
+    assert len(met) == 7, "numbers and verdicts of both labels, and of false claims either part"
 
 
 @pytest.mark.parametrize(
     ("said", "reply"),
-    [((), "12a"), ((), "12 tens"), (("120",), "tens"), (("120",), "120 both"), (("120", "ones"), "ask: why?")],
+    [((), "12a"), ((), "12 first"), (("120",), "first"), (("120",), "120 both"), (("120", "second"), "ask: why?")],
 )
 def test_parts_of_another_form_are_refused(said: tuple[str, ...], reply: str, claim: Any) -> None:
     protocol, kind = build("bisection", max_rounds=3), LANGUAGE_SCENARIOS["arithmetic_claim"]
-    rounds = tuple((Turn(a, t, {"main": t}),) for a, t in zip(("prover1", "prover0"), said, strict=False))
+    agents = ("prover1", "prover0", "verifier")
+    rounds = tuple((Turn(agent, text, {"main": text}),) for agent, text in zip(agents, said))
     dialogue = Dialogue(kind.items(claim, 0)["train"][0], 0, rounds)
     with pytest.raises(InvalidReply, match="expected a number"):
-        kind.build(protocol, claim).parse(dialogue, ("prover1", "prover0", "verifier")[len(said)], reply)
+        kind.build(protocol, claim).parse(dialogue, agents[len(said)], reply)
 
 
 def first_line(text: str) -> Any:
