@@ -127,7 +127,7 @@ class ArithmeticClaim(LanguageScenario):
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
         verdict = f"{item.factors[0] * item.factors[1]} {DECISIONS[item.y]}"
-        return self.chat(dialogue, agent), verdict if decides else shown(agent)
+        return self.fenced_chat(dialogue, agent), verdict if decides else shown(agent)
 
 
 Line = tuple[int, int, int]
@@ -139,6 +139,11 @@ class ClaimByParts(ArithmeticClaim):
     """Bisection. prover1 replies with a number, the value of the first part; prover0 with its own value of that and the
     part that is wrong; the verifier with its own value of the part that is left, and the verdict. A turn without a
     usable reply counts as 0 or as the first part."""
+
+    @property
+    def fences(self) -> bool:
+        """False: what is sent on is a number or one of two words."""
+        return False
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The task, and what is to be split, pointed at or judged."""

@@ -271,8 +271,8 @@ class LanguageScenario(ABC):
         return fence_chat(chat, codes[agent], codes.values())
 
     def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
-        """A chat of `agent` in a dialogue about `item`, and a reply worth imitating before any learning from rewards;
-        None if the scenario has none. A function of the arguments."""
+        """A chat of `agent` in a dialogue about `item`, as `fenced_chat` gives it, and a reply worth imitating before
+        any learning from rewards; None if the scenario has none. A function of the arguments."""
         return None
 
     def agent_settings(self, agent: str) -> LanguageAgentSettings:

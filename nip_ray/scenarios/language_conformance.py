@@ -19,6 +19,7 @@ from typing import Any
 from nip_ray.errors import UserError, refuse_faults
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Turn, beginning
 from nip_ray.play.dialogues import advance, read_turn, rulebook, start_dialogue
+from nip_ray.play.fences import is_fenced
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed
@@ -187,7 +188,10 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
             " Random(nip_ray.seeding.stable_seed(seed, ...))"
         )
     told, right = example or ([], "")
-    texts = [message["content"] for message in (*scenario.chat(dialogue, agent), *told)] + [reply, right]
+    shown = scenario.chat(dialogue, agent)
+    if told and is_fenced(told) != is_fenced(scenario.fenced_chat(dialogue, agent)):
+        yield f"warm_example({agent!r}) gives a chat of another form than that of play; return `fenced_chat`"
+    texts = [message["content"] for message in (*shown, *told)] + [reply, right]
     missing = [word for text in texts for word in text.split() if word not in known]
     if known and missing:
         yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which are in the chat or the replies of {agent!r}"

@@ -133,6 +133,18 @@ def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatc
         check_language_scenario(claim, build("nip"))
 
 
+def test_a_warm_up_that_play_does_not_show_is_found(claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
+
+    class Broken(type(kind.build(build("nip"), claim))):  # type: ignore[misc]
+        def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str]:
+            return self.chat(Dialogue(item, seed), agent), "accept"
+
+    monkeypatch.setitem(LANGUAGE_SCENARIOS, "arithmetic_claim", replace(kind, build=Broken))
+    with pytest.raises(UserError, match=r"warm_example\('verifier'\) gives a chat of another form than that of play"):
+        check_language_scenario(claim, build("nip"))
+
+
 @pytest.mark.parametrize(
     ("method", "change", "said"),
     [
