@@ -148,7 +148,7 @@ class ClaimByParts(ArithmeticClaim):
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The task, and what is to be split, pointed at or judged."""
         line, said = self._disputed(dialogue)
-        if len(dialogue.rounds) == self.protocol.max_rounds - 1:
+        if self._is_judged(dialogue):
             task, shown = "Work the product out, then reply accept or reject.", _text(line)
         elif said is None:
             one, two, _ = _halves(line, 0)[0]
@@ -157,6 +157,10 @@ class ClaimByParts(ArithmeticClaim):
             task = "Work the first part out, then reply first or second: which one is wrong?"
             shown = ", ".join(map(_text, _halves(line, said)))
         return [{"role": "system", "content": task}, {"role": "user", "content": shown}]
+
+    def _is_judged(self, dialogue: Dialogue) -> bool:
+        """Return True if the verdict is next."""
+        return len(dialogue.rounds) == self.protocol.max_rounds - 1
 
     def _disputed(self, dialogue: Dialogue) -> tuple[Line, int | None]:
         """The line that is left, and the value of its first part if prover1 has just given it."""
@@ -168,10 +172,9 @@ class ClaimByParts(ArithmeticClaim):
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """Raises InvalidReply for a reply of another form."""
-        r, text = len(dialogue.rounds), reply.strip().lower()
-        last = r == self.protocol.max_rounds - 1
+        r, last = len(dialogue.rounds), self._is_judged(dialogue)
         form = VERDICT if last else re.compile("[0-9]{1,4} (first|second)" if r % 2 else "([0-9]{1,4})")
-        if not (found := form.fullmatch(text)):
+        if not (found := form.fullmatch(reply.strip().lower())):
             after = " and accept or reject" if last else " and first or second" if r % 2 else ""
             raise InvalidReply(f"expected a number{after}")
         return Parsed(decision=DECISIONS.index(found[1])) if last else Parsed({"main": found[1]})
@@ -180,9 +183,8 @@ class ClaimByParts(ArithmeticClaim):
         """A random number, with a random part or verdict."""
         r = len(dialogue.rounds)
         random = Random(stable_seed(seed, "parts", dialogue.item.id, dialogue.seed, r, agent))
-        number, last = str(random.randint(0, 999)), r == self.protocol.max_rounds - 1
-        words = DECISIONS[:CONTINUE] if last else PARTS if r % 2 else ("",)
-        return f"{number} {random.choice(words)}".strip()
+        words = DECISIONS[:CONTINUE] if self._is_judged(dialogue) else PARTS if r % 2 else ("",)
+        return f"{random.randint(0, 999)} {random.choice(words)}".strip()
 
     def warm_example(self, item: Claim, agent: str, seed: int) -> tuple[Chat, str]:
         """True values, and the part that is wrong. Before that prover1 has put each lie into a random part."""
@@ -199,11 +201,11 @@ class ClaimByParts(ArithmeticClaim):
             (speaker,) = rules.speakers(r, dialogue.seed)
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, (Turn(speaker, message, {"main": message}),)))
         line, said = self._disputed(dialogue)
-        if turn == self.protocol.max_rounds - 1:
-            return self.chat(dialogue, agent), f"{line[0] * line[1]} {DECISIONS[item.y]}"
-        return self.chat(
-            dialogue, agent
-        ), f"{_first(line)} {PARTS[_first(line) == said]}" if turn % 2 else f"{_first(line)}"
+        first = _first(line)
+        reply = f"{first} {PARTS[first == said]}" if turn % 2 else f"{first}"
+        if self._is_judged(dialogue):
+            reply = f"{line[0] * line[1]} {DECISIONS[item.y]}"
+        return self.chat(dialogue, agent), reply
 
 
 VERDICT = re.compile("(?:[0-9]+ )?(reject|accept)")
@@ -230,10 +232,9 @@ def _text(line: Line) -> str:
 
 def _products(one: int, two: int, claimed: int, first: bool = True) -> str:
     """By the tens and the ones of `two`. claimed: their sum, from a lie about one of them; 0 for the true products."""
-    tens, ones = one * (two - two % 10), one * (two % 10)
-    off = claimed - tens - ones if claimed else 0
-    tens, ones = (tens + off, ones) if first else (tens, ones + off)
-    return f"{one} x {two - two % 10} = {tens}, {one} x {two % 10} = {ones}"
+    off = claimed - one * two if claimed else 0
+    tens = one * (two - two % 10) + (off if first else 0)
+    return f"{_text((one, two - two % 10, tens))}, {_text((one, two % 10, one * two + off - tens))}"
 
 
 def read_claim(record: Any) -> Claim:

@@ -92,7 +92,7 @@ class TokenTrainingSettings:
         lt=1,
     )
     momentum: float = option(
-        BETAS[0], "AdamW's decay of past gradients (0 where agents' best replies chase each other).", ge=0, lt=1
+        BETAS[0], "AdamW's decay of past gradients (less where agents' best replies chase each other).", ge=0, lt=1
     )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)

@@ -74,8 +74,8 @@ def test_in_the_example_the_lie_is_in_the_part_that_is_judged(chooser: str, roun
                     assert reply == f"{one * two} {'second' if right[0] else 'first'}"
                     assert sum(right) == 1 + item.y
                 else:
-                    place, first = lines[0], re.findall(r"first (\d+) x (\d+)", chat[-1]["content"])[0]
-                    assert int(reply) == int(first[0]) * int(first[1]) <= place[0] * place[1]
+                    first = re.findall(r"first (\d+) x (\d+)", chat[-1]["content"])[0]
+                    assert int(reply) == int(first[0]) * int(first[1]) <= one * two
                 met.add((agent, reply.split()[-1] if " " in reply else "number", item.y))
     assert len(met) == 7, "numbers and verdicts of both labels, and of false claims either part"
 
