@@ -25,5 +25,10 @@ def store_items(run_dir: Path, items: dict[str, list[Any]], kind: LanguageScenar
         write_lines(_file(run_dir, split), map(kind.write_item, found))
 
 
+def item_content(item: Any, kind: LanguageScenarioKind) -> str:
+    """An item without its number, as text: the same for equal items of different splits and runs."""
+    return str({**kind.write_item(item), "id": None})
+
+
 def _file(run_dir: Path, split: str) -> Path:
     return run_dir / "items" / f"{split}.jsonl"

@@ -4,39 +4,30 @@ Decisions that matter here:
 - agents trained together may share a private code. A verifier that understands only its own prover has learned that
   prover, not the task: the matrix shows it off its diagonal;
 - all pairs play the same held-out instances and episode seeds; of copies of a situation greedy play needs one. Runs
-  must have the same scenario, held-out instances and protocol; networks may differ, and each agent observes instances
-  by its own run's settings;
-- runs that differ only in seed and name are a group. For each pair of groups: the interquartile mean over all pairs of
-  seeds, except those trained together, with an interval by resampling verifiers and provers (`crossed_interval`);
-- verifiers and provers are rated separately (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins
-  by a right verdict.
+  must have the same scenario, held-out instances and protocol; networks and language models may differ, and each agent
+  observes instances by its own run's settings.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.load import load_stored_config
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.load import AnyConfig, load_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
-from nip_ray.evaluation.claims import shares
-from nip_ray.evaluation.elo import ratings, records
-from nip_ray.evaluation.enumerated import as_exact, one_of_each
+from nip_ray.evaluation.aggregates import FREE_KEYS
+from nip_ray.evaluation.enumerated import one_of_each
 from nip_ray.evaluation.examine import players
-from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report.compare import names_apart
+from nip_ray.evaluation.verbs.contest import Contest, Entrant, Games, by_group, groups_of, places, table
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.evaluation.verbs.instances import content_of, same_content
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
 from nip_ray.play.staged import stage_all
-from nip_ray.protocols import Protocol
 from nip_ray.scenarios.registry import WITH_FILES
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
@@ -46,33 +37,12 @@ _SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of 
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A run that takes part. group: the name of all runs that differ from it only in their seed."""
+class Contestant(Entrant):
+    """A run of agents with networks. ids: of its held-out instances."""
 
-    name: str
-    group: str
-    run_dir: Path
-    iteration: int
-    config: ExperimentConfig
     scenario: Scenario
     ids: Tensor
     networks: Mapping[str, nn.Module]
-
-
-@dataclass(frozen=True)
-class Games:
-    """Results of B games. y_B: labels. verdict_B: 2 for none. return_BA: each agent's return. seed_B: episode seeds."""
-
-    y_B: Tensor
-    verdict_B: Tensor
-    return_BA: Tensor
-    seed_B: Tensor
-
-
-Cells = dict[tuple[str, str], dict[str, tuple[int, int]]]
-"""(verifier, prover) -> name -> (successes, trials); see `shares`."""
-Play = Callable[[int, int], Games]
-"""The games of a row with a column, by number."""
 
 
 def cross_play(
@@ -86,51 +56,62 @@ def cross_play(
     """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group", "roles", "elo"};
     docs/evaluation.md has the layout.
 
-    run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all).
-    greedy: the most likely actions, else sampled ones. max_instances: the size of a random sample. seed: of the sample,
-    of sampled actions and of intervals. Raises UserError for incompatible runs, and for one without a checkpoint.
+    run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all; for
+    language models, those that the first run holds out and none has trained with). greedy: the most likely actions,
+    else sampled ones. max_instances: the size of a random sample. seed: of the sample, of sampled actions and of
+    intervals. Raises UserError for incompatible runs, and for one without a checkpoint.
     """
-    check_fit(run_dirs)
-    runs = _contestants(run_dirs, dataset)
-    place_B = places(len(runs[0].ids), max_instances, seed)
-    once = one_of_each(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
-    to_play_B = place_B if once is None else place_B[once]
-
-    def play(verifier: int, prover: int) -> Games:
-        return played(runs[verifier], runs[prover], to_play_B, greedy, seed)
-
-    found, cells = table(runs[0].scenario.protocol, [run.name for run in runs], play, exact=once is not None)
+    configs = _fitting(run_dirs)
+    language = isinstance(configs[0], TextExperimentConfig)
+    contest = (_of_language_models if language else _of_networks)(
+        run_dirs, configs, dataset, greedy, max_instances, seed
+    )
+    if contest.protocol.verifier is None or not contest.protocol.provers:
+        name = contest.protocol.name
+        raise UserError(
+            f"cross-play: {run_dirs[0]} plays {name}, which has no verifier and prover to be exchanged; leave it out"
+        )
+    found, cells = table(contest.protocol, [run.name for run in contest.runs], contest.play, exact=contest.exact)
     return {
-        "runs": [
-            {"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs
-        ],
-        "groups": list(_groups(runs)),
+        "runs": [asdict(Entrant(run.name, run.group, run.seed, run.iteration)) for run in contest.runs],
+        "groups": list(groups_of(contest.runs)),
         "greedy": greedy,
-        "num_instances": len(place_B),
+        "num_instances": contest.count,
         "dataset": None if dataset is None else str(dataset),
         "matrix": found["matrix"],
-        "by_group": list(_by_group(runs, cells, seed)),
+        "by_group": list(by_group(contest.runs, cells, seed)),
         "roles": found["roles"],
         "elo": found["elo"],
     }
 
 
-def check_fit(run_dirs: Sequence[Path | str]) -> None:
-    """Raise UserError, in one line, for incompatible runs, before torch builds anything."""
+def _fitting(run_dirs: Sequence[Path | str]) -> list[Any]:
+    """The configs of compatible runs. Raises UserError, in one line, for others, before torch builds anything."""
     if len(run_dirs) < 2:
         raise UserError("cross-play: needs at least two runs")
     if len(run_dirs) > _MAX_RUNS:
         raise UserError(
             f"cross-play: {len(run_dirs)} runs are {len(run_dirs) ** 2} pairs; name at most {_MAX_RUNS} runs"
         )
-    first: ExperimentConfig | None = None
+    absolute = [Path(run_dir).resolve() for run_dir in run_dirs]
+    for position, path in enumerate(absolute):
+        if path in absolute[:position]:
+            raise UserError(f"cross-play: {Path(run_dirs[position])} is named twice; name every run once")
+    configs: list[AnyConfig] = []
     for run_dir in run_dirs:
-        config = load_stored_config(RunFolder.open(run_dir).path / CONFIG)
+        config = load_config(RunFolder.open(run_dir).path / CONFIG, checked=False)
+        configs.append(config)
         if config.algorithm.name == "solo":
             raise UserError(f"cross-play: the agent of {run_dir} learned alone and has no prover; leave it out")
-        if first is None:
-            first = config
-            continue
+        first = configs[0]
+        if type(config) is not type(first):
+            kinds = [
+                "language models" if isinstance(one, TextExperimentConfig) else "networks" for one in (first, config)
+            ]
+            raise UserError(
+                f"cross-play: the agents of {run_dirs[0]} are {kinds[0]} and those of {run_dir} {kinds[1]}; name runs"
+                " of one kind"
+            )
         if config.scenario.name != first.scenario.name:
             raise UserError(
                 f"cross-play: {run_dirs[0]} plays {first.scenario.name} and {run_dir} {config.scenario.name}; name runs"
@@ -150,34 +131,77 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
                     f"cross-play: {run_dirs[0]} has scenario.{key}={one} and {run_dir} {other}; name runs whose"
                     " messages are of one kind"
                 )
+    return configs
 
 
-def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> list[Contestant]:
+def _named(run_dirs: Sequence[Path | str], configs: Sequence[AnyConfig]) -> list[tuple[str, str]]:
+    """For each run, its name and that of its group: of the first run that differs from it only in its seed."""
+    names = names_apart([Path(run_dir).resolve() for run_dir in run_dirs])
+    plain = [config.model_dump(exclude=set(FREE_KEYS)) for config in configs]
+    return [(name, names[plain.index(own)]) for name, own in zip(names, plain, strict=True)]
+
+
+def _of_language_models(
+    run_dirs: Sequence[Path | str],
+    configs: Sequence[TextExperimentConfig],
+    dataset: Path | str | None,
+    greedy: bool,
+    max_instances: int | None,
+    seed: int,
+) -> Contest:
+    # not at the top: networks must not load language models
+    from nip_ray.evaluation.verbs.language_meetings import common_items, language_play, language_run
+    from nip_ray.text.dialogues.runner import test_tasks
+
+    if dataset is not None:
+        raise UserError("--dataset: language models play items that their runs hold out; leave it out")
+    runs = [language_run(RunFolder.open(run_dir), config) for run_dir, config in zip(run_dirs, configs, strict=True)]
+    items = common_items(runs)
+    chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
+    found = [run.weights() for run in runs]
+    sides = [(run, weights) for run, (_, weights) in zip(runs, found, strict=True)]
+    entrants = [
+        Entrant(*named, config.seed, iteration)
+        for named, config, (iteration, _) in zip(_named(run_dirs, configs), configs, found, strict=True)
+    ]
+    play = language_play(sides, test_tasks(chosen, seed, None, 1), greedy, seed)
+    return Contest(entrants, runs[0].prepared.scenario.protocol, play, len(chosen))
+
+
+def _of_networks(
+    run_dirs: Sequence[Path | str],
+    configs: Sequence[ExperimentConfig],
+    dataset: Path | str | None,
+    greedy: bool,
+    max_instances: int | None,
+    seed: int,
+) -> Contest:
+    runs = _contestants(run_dirs, configs, dataset)
+    place_B = places(len(runs[0].ids), max_instances, seed)
+    once = one_of_each(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
+    to_play_B = place_B if once is None else place_B[once]
+
+    def play(verifier: int, prover: int) -> Games:
+        return played(runs[verifier], runs[prover], to_play_B, greedy, seed)
+
+    return Contest(runs, runs[0].scenario.protocol, play, len(place_B), once is not None)
+
+
+def _contestants(
+    run_dirs: Sequence[Path | str], configs: Sequence[ExperimentConfig], dataset: Path | str | None
+) -> list[Contestant]:
     runs: list[Contestant] = []
-    absolute = [Path(run_dir).resolve() for run_dir in run_dirs]
-    for position, path in enumerate(absolute):
-        if path in absolute[:position]:
-            raise UserError(f"cross-play: {Path(run_dirs[position])} is named twice; name every run once")
-    names = names_apart(absolute)
-    for run_dir, name in zip(run_dirs, names, strict=True):
+    for run_dir, config, named in zip(run_dirs, configs, _named(run_dirs, configs), strict=True):
         folder = RunFolder.open(run_dir)
-        config = load_stored_config(folder.path / CONFIG)
         found = newest_or(folder, None, config)
         made = bench(folder.path, config, dataset, None)
         for agent, network in made.networks.items():
             network.load_state_dict(found.tensors["training"]["modules"][agent])
             network.eval()
         scenario = made.examination.scenario
-        if scenario.protocol.verifier is None or not scenario.protocol.provers:
-            name = scenario.protocol.name
-            raise UserError(
-                f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out"
-            )
         ids = scenario.ids("test").cpu()
-        plain = config.model_dump(exclude=set(FREE_KEYS))
-        group = next((other.group for other in runs if other.config.model_dump(exclude=set(FREE_KEYS)) == plain), name)
         own = players(config, made.networks)
-        runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, own))
+        runs.append(Contestant(*named, config.seed, found.iteration, scenario, ids, own))
         largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
         if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
             raise UserError(
@@ -199,13 +223,6 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
     return runs
 
 
-def places(count: int, most: int | None, seed: int) -> Tensor:
-    """The places of the instances that are played, the same in all runs: all, or a random sample of `most`."""
-    if most is None or most >= count:
-        return torch.arange(count)
-    return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
-
-
 def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Games:
     """Play the instances at these places once: the verifier (all deciders; without any, the first player) of one run,
     the other agents of the other."""
@@ -223,64 +240,3 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
         play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))
     ).rollout
     return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
-
-
-def table(protocol: Protocol, names: Sequence[str], play: Play, *, exact: bool) -> tuple[dict[str, Any], Cells]:
-    """The entries "roles", "matrix" and "elo", and the counts of a verifier's cells. exact: the games are those of
-    every situation, once."""
-    roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
-    matrix, scores, cells = [], [], {}
-    for row, own in enumerate(names):
-        scores.append([])
-        for column, other in enumerate(names):
-            games = play(row, column)
-            if protocol.verifier is not None:
-                score_B = (games.verdict_B == games.y_B).double()
-                found = shares(
-                    protocol, *(part_B.cpu().numpy() for part_B in (games.verdict_B, games.y_B, games.seed_B))
-                )
-                counts = {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
-                cells[own, other], figures = (
-                    counts,
-                    {name: proportion(*count).record() for name, count in counts.items()},
-                )
-            else:
-                score_B = (1 + torch.sign(games.return_BA[:, 0] - games.return_BA[:, 1:].mean(1))) / 2
-                figures = {
-                    "score": mean(score_B.numpy()).record(),
-                    "return": mean(games.return_BA[:, 0].numpy()).record(),
-                }
-            scores[-1].append(score_B)
-            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, 1.0 if exact else None)})
-    rated = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
-    elo = {role: records(names, found) for role, found in zip(roles, rated, strict=True)}
-    return {"roles": list(roles), "matrix": matrix, "elo": elo}, cells
-
-
-def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
-    found: dict[str, list[Contestant]] = {}
-    for run in runs:
-        found.setdefault(run.group, []).append(run)
-    return found
-
-
-def _by_group(runs: Sequence[Contestant], cells: Cells, seed: int) -> Iterator[dict[str, Any]]:
-    """For each pair of groups the interquartile means; within a group also of those trained together."""
-    groups = _groups(runs)
-    for verifiers, first in groups.items():
-        for provers, second in groups.items():
-            row: dict[str, Any] = {"verifiers": verifiers, "provers": provers}
-            for name in (key for key in next(iter(cells.values())) if key != "undecided"):
-                counts = [[cells[v.name, p.name][name] if v is not p else (0, 0) for p in second] for v in first]
-                score = [[hits / tried if tried else math.nan for hits, tried in row_of] for row_of in counts]
-                trials = [[tried for _, tried in row_of] for row_of in counts]
-                row[name] = crossed_interval(score, seed, n_VP=trials).record()
-                if verifiers == provers:
-                    known = [
-                        (hits, tried) for run in first for hits, tried in [cells[run.name, run.name][name]] if tried
-                    ]
-                    together = stratified_interval(
-                        [[hits / tried for hits, tried in known]], seed, n_KL=[[tried for _, tried in known]]
-                    )
-                    row[f"{name}_trained_together"] = together.record()
-            yield row

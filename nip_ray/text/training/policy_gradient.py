@@ -53,7 +53,7 @@ from nip_ray.text.dialogues.runner import (
     training_tasks,
     write_dialogues,
 )
-from nip_ray.text.items import store_items, stored_items
+from nip_ray.text.items import item_content, store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.exact import ExactMetrics
@@ -220,11 +220,11 @@ class PolicyGradientTrainer:
         """The scenario of a stage of the curriculum, and its training items, without the run's held-out items."""
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
-        held_out = {self._question(item) for item in self.items["test"] if self.kind.held_out}
+        held_out = {item_content(item, self.kind) for item in self.items["test"] if self.kind.held_out}
         items = [
             item
             for item in self.kind.items(config.scenario, self.config.seed)["train"]
-            if self._question(item) not in held_out
+            if item_content(item, self.kind) not in held_out
         ]
         if not items:
             raise UserError(
@@ -232,9 +232,6 @@ class PolicyGradientTrainer:
                 " task more"
             )
         return scenario, items
-
-    def _question(self, item: Any) -> str:
-        return str({**self.kind.write_item(item), "id": None})
 
     def _task_of(self, iteration: int) -> tuple[LanguageScenario, list[Any]]:
         """(scenario, training items) of an iteration (from 0)."""
