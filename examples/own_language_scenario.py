@@ -1,8 +1,7 @@
 """A custom scenario for language models: is a product what it is claimed to be? Multiplying two numbers is hard for a
 small model; checking one of the products of which a prover says that they add up is easier.
 
-Under bisection (`ClaimByParts`) prover1 splits the claim into two parts, prover0 points at one, which is split again,
-until the verifier reads one part alone. Under other protocols all agents read all.
+Under bisection (`ClaimByParts`) the provers split the claim, and the verifier reads the last part alone.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """
@@ -247,4 +246,5 @@ def build(protocol: Protocol, settings: ClaimSettings) -> ArithmeticClaim:
     return (ClaimByParts if protocol.name == "bisection" else ArithmeticClaim)(protocol, settings)
 
 
-register_language_scenario(LanguageScenarioKind(ClaimSettings, build, claims, read_claim))
+KIND = LanguageScenarioKind(ClaimSettings, build, claims, read_claim, subject=lambda claim: frozenset(claim.factors))
+register_language_scenario(KIND)

@@ -117,7 +117,9 @@ def cross_play(
     dataset: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False
+            metavar="FILE",
+            help="Instances for networks (default: the held-out ones, which must be the same)",
+            show_default=False,
         ),
     ] = None,
     sampled: Annotated[

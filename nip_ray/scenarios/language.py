@@ -1,6 +1,6 @@
 """The scenarios of language models: built-in ones, and those of plugins (`nip_ray.plugins`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class LanguageScenarioKind:
     settings) -> the scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique
     within its split) and `y` (the code of the right verdict); the same arguments give the same items. read_item: an
     item from the plain JSON mapping of write_item. groups: name -> value of an item; accuracy is also reported by
-    these. held_out: True if no item of "test" is one of "train".
+    these. held_out: True if no item of "test" is one of "train". subject: item -> a value that items of "train" and of
+    "test" never share, also those of other seeds (None: all of the item but its id).
     """
 
     settings: type
@@ -38,6 +39,11 @@ class LanguageScenarioKind:
     write_item: Callable[[Any], dict[str, Any]] = asdict
     groups: Mapping[str, Callable[[Any], str | int]] = field(default_factory=dict)
     held_out: bool = True
+    subject: Callable[[Any], Hashable] | None = None
+
+    def subject_of(self, item: Any) -> Hashable:
+        """The value of `subject`."""
+        return str({**self.write_item(item), "id": None}) if self.subject is None else self.subject(item)
 
 
 LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
@@ -47,6 +53,7 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
         lambda settings, seed: load_splits(settings.data, seed),
         lambda record: CodeItem(**record),
         groups={"difficulty": lambda item: item.difficulty},
+        subject=lambda item: item.family or item.solution,
     ),
     "matrix_game": LanguageScenarioKind(
         LanguageMatrixGameSettings,
@@ -56,7 +63,11 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
         held_out=False,
     ),
     "state_tracking": LanguageScenarioKind(
-        LanguageStateTrackingSettings, build_language_state_tracking, chain_items, read_chain_item
+        LanguageStateTrackingSettings,
+        build_language_state_tracking,
+        chain_items,
+        read_chain_item,
+        subject=lambda item: (item.states[0], item.moves),
     ),
 }
 """By name."""

@@ -77,11 +77,8 @@ def _item_faults(
             yield f"the labels y of {split} items must be {' or '.join(map(str, range(len(protocol.verdicts))))}"
         elif protocol.verifier is not None and len({item.y for item in found}) < 2:
             yield f"the {split} items all have one label, so there is nothing to decide"
-    records = {
-        split: [json.dumps({**kind.write_item(item), "id": 0}, sort_keys=True) for item in found]
-        for split, found in items.items()
-    }
-    if kind.held_out and (both := set(records["train"]) & set(records["test"])):
+    subjects = [{kind.subject_of(item) for item in items[split]} for split in ("train", "test")]
+    if kind.held_out and (both := subjects[0] & subjects[1]):
         yield f"{len(both)} items are in train and in test; hold others out, or set held_out=False"
     for item in (found[0] for found in items.values()):
         if kind.read_item(json.loads(json.dumps(kind.write_item(item)))) != item:

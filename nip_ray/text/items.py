@@ -1,10 +1,14 @@
 """The items of a run: made or loaded once, then stored in its folder, so that a resumed run has the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.errors import UserError
-from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind
+from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
+from nip_ray.settings.policy_gradient import CurriculumStage
 from nip_ray.storage.folder import read_lines, write_lines
 
 
@@ -25,9 +29,12 @@ def store_items(run_dir: Path, items: dict[str, list[Any]], kind: LanguageScenar
         write_lines(_file(run_dir, split), map(kind.write_item, found))
 
 
-def item_content(item: Any, kind: LanguageScenarioKind) -> str:
-    """An item without its number, as text: the same for equal items of different splits and runs."""
-    return str({**kind.write_item(item), "id": None})
+def stage_items(config: TextExperimentConfig, stage: CurriculumStage, test: Sequence[Any]) -> list[Any]:
+    """The training items of a stage of a curriculum, without subjects of `test`, the run's held-out items."""
+    kind = language_kind(config.scenario)
+    held_out = {kind.subject_of(item) for item in test} if kind.held_out else set()
+    items = kind.items(stage_config(config, stage).scenario, config.seed)["train"]
+    return [item for item in items if kind.subject_of(item) not in held_out]
 
 
 def _file(run_dir: Path, split: str) -> Path:

@@ -151,6 +151,7 @@ def _of_language_models(
 ) -> Contest:
     # not at the top: networks must not load language models
     from nip_ray.evaluation.verbs.language_meetings import common_items, language_play, language_run
+    from nip_ray.text.costs.token_bills import Allowance
     from nip_ray.text.dialogues.runner import test_tasks
 
     if dataset is not None:
@@ -164,7 +165,7 @@ def _of_language_models(
         Entrant(*named, config.seed, iteration)
         for named, config, (iteration, _) in zip(_named(run_dirs, configs), configs, found, strict=True)
     ]
-    play = language_play(sides, test_tasks(chosen, seed, None, 1), greedy, seed)
+    play = language_play(sides, test_tasks(chosen, seed, None, 1), Allowance(None), greedy, seed)
     return Contest(entrants, runs[0].prepared.scenario.protocol, play, len(chosen))
 
 

@@ -5,11 +5,11 @@ Decisions that matter here:
   where a run has them. Frozen agents play as their run has them;
 - an agent keeps its run's model and settings (temperature, limits). All else is the verifier's run's, which must be the
   same of all runs;
-- items are those held out by the first run with which no run has trained;
+- items are those held out by the first run whose subjects no run has trained with, in no stage of a curriculum;
 - in memory are the models of one verifier and of one run's other agents, and the learned weights (or adapters) of all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.text_rules import groups, language_agents, speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.contest import Games, Play
+from nip_ray.progress import say
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.providers import BudgetSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.costs.token_bills import TokenBills
+from nip_ray.text.costs.token_bills import Allowance, TokenBills
 from nip_ray.text.dialogues.runner import Task
-from nip_ray.text.items import item_content
+from nip_ray.text.items import stage_items
 from nip_ray.text.parts import Prepared, prepare
 from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.policies import Policy, model_for, policy_for, use_threads
@@ -47,8 +47,15 @@ class LanguageRun:
     averaged: bool
 
     def weights(self, iteration: int | None = None) -> tuple[int, Weights]:
-        """The iteration of a checkpoint (None: the newest) and its weights. Raises UserError without one."""
+        """The iteration of a checkpoint (None: the newest undamaged one) and its weights. Raises UserError without
+        one."""
         found = load_checkpoint(self.run_dir / "checkpoints", iteration)
+        for line in found.skipped:
+            say(f"warning: {line}; iteration {found.iteration} plays")
+        if missing := [group for group in self.learning if group not in found.tensors]:
+            raise UserError(
+                f"cross-play: {self.run_dir}: its checkpoint has no weights of {missing[0]}; go back to a copy"
+            )
         return found.iteration, {
             group: found.tensors[group].get("averages", found.tensors[group]["weights"]) for group in self.learning
         }
@@ -75,11 +82,12 @@ def language_run(folder: RunFolder, config: TextExperimentConfig) -> LanguageRun
 
 
 def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
-    """The items held out by the first run with which no run has trained. Raises UserError without any, and for runs
-    whose scenarios differ in more than their models and numbers of items."""
+    """The items held out by the first run with whose subjects no run has trained. Raises UserError without any, for
+    runs whose scenarios differ in more than their models and numbers of items, and for hosted models, which would have
+    to be paid for."""
     first = runs[0]
     kind, ours = first.prepared.kind, asdict(first.config.scenario)
-    trained: set[str] = set()
+    trained: set[Hashable] = set()
     for run in runs:
         theirs = asdict(run.config.scenario)
         for key in ours:
@@ -88,9 +96,16 @@ def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
                     f"cross-play: {first.run_dir} has scenario.{key}={ours[key]} and {run.run_dir} {theirs[key]}; name"
                     " runs of one task"
                 )
+        if hosted := [name for name, provider in speaking_providers(run.config).items() if provider.hosted]:
+            raise UserError(
+                f"cross-play: {run.run_dir} has models at {hosted[0]}, which costs money; name runs of local models"
+            )
         if kind.held_out:
-            trained |= {item_content(item, kind) for item in run.prepared.items["train"]}
-    items = [item for item in first.prepared.items["test"] if item_content(item, kind) not in trained]
+            items = [*run.prepared.items["train"]]
+            for stage in getattr(run.config.algorithm, "curriculum", ()):
+                items += stage_items(run.config, stage, run.prepared.items["test"])
+            trained |= {kind.subject_of(item) for item in items}
+    items = [item for item in first.prepared.items["test"] if kind.subject_of(item) not in trained]
     if not items:
         raise UserError(
             f"cross-play: the other runs have trained with all held-out items of {first.run_dir}; name runs with the"
@@ -99,9 +114,16 @@ def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
     return items
 
 
-def language_play(sides: Sequence[tuple[LanguageRun, Weights]], tasks: Sequence[Task], greedy: bool, seed: int) -> Play:
+def language_play(
+    sides: Sequence[tuple[LanguageRun, Weights]],
+    tasks: Sequence[Task],
+    bills: TokenBills | Allowance,
+    greedy: bool,
+    seed: int,
+) -> Play:
     """The games of these tasks, by number of the side whose verifier plays (without a verifier, the first player) and
-    of the side with the other agents. greedy: the likeliest tokens. seed: of sampled ones."""
+    of the side with the other agents. bills: where tokens are booked. greedy: the likeliest tokens. seed: of sampled
+    ones."""
     protocol = sides[0][0].prepared.scenario.protocol
     own = protocol.viewpoint
     others = [agent for agent in language_agents(sides[0][0].config) if agent != own]
@@ -109,21 +131,27 @@ def language_play(sides: Sequence[tuple[LanguageRun, Weights]], tasks: Sequence[
     loaded: dict[str, tuple[Path, dict[str, Policy]]] = {}  # one for rows and one for columns
 
     def models_of(number: int, of: str, agents: Sequence[str]) -> dict[str, Policy]:
-        run, weights = sides[number]
-        if of not in loaded or loaded[of][0] != run.run_dir:
-            loaded.pop(of, None)  # before others are loaded
-            config, played = (
-                run.config,
-                [name for name, members in groups(run.config).items() if {*members} & {*agents}],
-            )
-            loaded[of] = (
-                run.run_dir,
-                {name: (model_for if name in weights else policy_for)(config, name, run.run_dir) for name in played},
-            )
-        for name, model in loaded[of][1].items():
-            if name in weights:
-                model.take(weights[name])
-        return loaded[of][1]
+        (run, weights), models = sides[number], loaded.get(of, (None, {}))[1]
+        try:
+            if of not in loaded or loaded[of][0] != run.run_dir:
+                models.clear()  # before others are loaded
+                for name, members in groups(run.config).items():
+                    if {*members} & {*agents}:
+                        make = model_for if name in weights else policy_for
+                        models[name] = make(run.config, name, run.run_dir)
+                loaded[of] = run.run_dir, models
+            for name, model in models.items():
+                if name in weights:
+                    model.take(weights[name])
+                else:
+                    model.forget()
+        except UserError as error:
+            raise UserError(f"cross-play: {run.run_dir}: {error}") from None
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"cross-play: {run.run_dir}: its checkpoint is not of its model ({error}); go back to a copy"
+            ) from None
+        return models
 
     def play(row: int, column: int) -> Games:
         (run, _), (other, _) = sides[row], sides[column]
@@ -134,19 +162,21 @@ def language_play(sides: Sequence[tuple[LanguageRun, Weights]], tasks: Sequence[
             update={
                 "scenario": replace(run.config.scenario, agents=agents),
                 "providers": {**other.config.providers, **run.config.providers},
-                "budget": BudgetSettings(),
                 "seed": seed,
             }
         )
-        bills = TokenBills(config, run.run_dir)
-        plays = ModelPlay(
-            config, models_of(row, "row", [own]), bills, lambda number: models_of(number, "column", others)
-        )
-        scenario = replace(run.prepared.scenario, settings=config.scenario)
-        dialogues = plays.play(
-            scenario, [replace(task, past=dict.fromkeys(others, column)) for task in tasks], "cross-play", 0
-        ).dialogues
-        bills.close()
+        models, past = models_of(row, "row", [own]), models_of(column, "column", others)
+        chats = [model.chat for model in (*models.values(), *past.values())]
+        cut = sum(chat.prompts_cut for chat in chats)
+        of_past = [replace(task, past=dict.fromkeys(others, column)) for task in tasks]
+        # not the run's own scenario: it may have cached prompts that depend on settings
+        scenario = run.prepared.kind.build(protocol, config.scenario)
+        dialogues = ModelPlay(config, models, bills, lambda _: past).play(scenario, of_past, "cross-play", 0).dialogues
+        if cut := sum(chat.prompts_cut for chat in chats) - cut:
+            say(
+                f"warning: {cut} prompts of {run.run_dir} with {other.run_dir} lost their middle to fit a context; the"
+                " results of this pair are of what is left"
+            )
         return Games(
             torch.tensor([dialogue.item.y for dialogue in dialogues]),
             torch.tensor([dialogue.verdict for dialogue in dialogues]),

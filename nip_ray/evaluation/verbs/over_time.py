@@ -24,6 +24,7 @@ from nip_ray.evaluation.verbs.cross_play import Contestant, played
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.opponent_pool import thinned
 from nip_ray.progress import say
+from nip_ray.settings.providers import BudgetSettings
 from nip_ray.storage.checkpoint import kept_iterations
 from nip_ray.storage.folder import CONFIG, RunFolder
 
@@ -112,6 +113,7 @@ def _language_models(
 ) -> Contest:
     # not at the top: networks must not load language models
     from nip_ray.evaluation.verbs.language_meetings import LanguageRun, Weights, language_play, language_run
+    from nip_ray.text.costs.token_bills import TokenBills
     from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.training.past import kept_snapshots, snapshot_weights
 
@@ -129,6 +131,7 @@ def _language_models(
         sides.append((run, weights))
     items = run.prepared.items["test"]
     chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
-    play = language_play(sides, test_tasks(chosen, seed, None, 1), greedy, seed)
+    bills = TokenBills(config.model_copy(update={"budget": BudgetSettings()}), run.run_dir)
+    play = language_play(sides, test_tasks(chosen, seed, None, 1), bills, greedy, seed)
     entrants = [Entrant(*_entrant(iteration, config.seed)) for iteration in iterations]
     return Contest(entrants, run.prepared.scenario.protocol, play, len(chosen))

@@ -53,7 +53,7 @@ from nip_ray.text.dialogues.runner import (
     training_tasks,
     write_dialogues,
 )
-from nip_ray.text.items import item_content, store_items, stored_items
+from nip_ray.text.items import stage_items, store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.exact import ExactMetrics
@@ -220,12 +220,7 @@ class PolicyGradientTrainer:
         """The scenario of a stage of the curriculum, and its training items, without the run's held-out items."""
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
-        held_out = {item_content(item, self.kind) for item in self.items["test"] if self.kind.held_out}
-        items = [
-            item
-            for item in self.kind.items(config.scenario, self.config.seed)["train"]
-            if item_content(item, self.kind) not in held_out
-        ]
+        items = stage_items(self.config, stage, self.items["test"])
         if not items:
             raise UserError(
                 f"algorithm.curriculum: all training items with {', '.join(stage.changes)} are held out; change the"
