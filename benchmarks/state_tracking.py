@@ -87,11 +87,10 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
             task = changed(config.model_dump(mode="json"), *rounds_of(config.protocol.name, length), *drawn)
             trainer.scenario = trainer.kind.build(from_settings(task.protocol), task.scenario)
             taught = [*trainer.items["train"], *(item for _, (_, items) in trainer._stages for item in items)]
-            seen = {(item.states, item.moves) for item in taught}
+            seen = {trainer.kind.subject_of(item) for item in taught}
             chains = trainer.kind.items(task.scenario, config.seed)["test"]
-            trainer.items["test"] = chains = [item for item in chains if (item.states, item.moves) not in seen][
-                :num_test
-            ]
+            unseen = [item for item in chains if trainer.kind.subject_of(item) not in seen]
+            trainer.items["test"] = chains = unseen[:num_test]
             trainer.rule = replace(trainer.rule, num_test_items=None)
             found = trainer.test(config.iterations - 1)
             trainer.close()

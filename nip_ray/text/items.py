@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.errors import UserError
 from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
-from nip_ray.settings.policy_gradient import CurriculumStage
 from nip_ray.storage.folder import read_lines, write_lines
 
 
@@ -29,11 +27,12 @@ def store_items(run_dir: Path, items: dict[str, list[Any]], kind: LanguageScenar
         write_lines(_file(run_dir, split), map(kind.write_item, found))
 
 
-def stage_items(config: TextExperimentConfig, stage: CurriculumStage, test: Sequence[Any]) -> list[Any]:
-    """The training items of a stage of a curriculum, without subjects of `test`, the run's held-out items."""
+def stage_items(config: TextExperimentConfig, test: Sequence[Any]) -> list[Any]:
+    """The training items of a stage of a curriculum, without subjects of `test`, the run's held-out items. config: of
+    `stage_config`."""
     kind = language_kind(config.scenario)
     held_out = {kind.subject_of(item) for item in test} if kind.held_out else set()
-    items = kind.items(stage_config(config, stage).scenario, config.seed)["train"]
+    items = kind.items(config.scenario, config.seed)["train"]
     return [item for item in items if kind.subject_of(item) not in held_out]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import AnyConfig, load_config
+from nip_ray.config.text_rules import speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS
 from nip_ray.evaluation.enumerated import one_of_each
@@ -62,10 +63,12 @@ def cross_play(
     intervals. Raises UserError for incompatible runs, and for one without a checkpoint.
     """
     configs = _fitting(run_dirs)
-    language = isinstance(configs[0], TextExperimentConfig)
-    contest = (_of_language_models if language else _of_networks)(
-        run_dirs, configs, dataset, greedy, max_instances, seed
-    )
+    if not isinstance(configs[0], TextExperimentConfig):
+        contest = network_contest(_contestants(run_dirs, configs, dataset), greedy, max_instances, seed)
+    elif dataset is not None:
+        raise UserError("--dataset: language models play items that their runs hold out; leave it out")
+    else:
+        contest = _of_language_models(run_dirs, configs, greedy, max_instances, seed)
     if contest.protocol.verifier is None or not contest.protocol.provers:
         name = contest.protocol.name
         raise UserError(
@@ -144,46 +147,38 @@ def _named(run_dirs: Sequence[Path | str], configs: Sequence[AnyConfig]) -> list
 def _of_language_models(
     run_dirs: Sequence[Path | str],
     configs: Sequence[TextExperimentConfig],
-    dataset: Path | str | None,
     greedy: bool,
     max_instances: int | None,
     seed: int,
 ) -> Contest:
     # not at the top: networks must not load language models
-    from nip_ray.evaluation.verbs.language_meetings import common_items, language_play, language_run
+    from nip_ray.evaluation.verbs.language_meetings import common_items, language_contest, language_run
     from nip_ray.text.costs.token_bills import Allowance
-    from nip_ray.text.dialogues.runner import test_tasks
 
-    if dataset is not None:
-        raise UserError("--dataset: language models play items that their runs hold out; leave it out")
+    for run_dir, config in zip(run_dirs, configs, strict=True):
+        if hosted := [name for name, provider in speaking_providers(config).items() if provider.hosted]:
+            raise UserError(
+                f"cross-play: {run_dir} has models at {hosted[0]}, which costs money; name runs of local models"
+            )
     runs = [language_run(RunFolder.open(run_dir), config) for run_dir, config in zip(run_dirs, configs, strict=True)]
     items = common_items(runs)
-    chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
     found = [run.weights() for run in runs]
     sides = [(run, weights) for run, (_, weights) in zip(runs, found, strict=True)]
     entrants = [
         Entrant(*named, config.seed, iteration)
         for named, config, (iteration, _) in zip(_named(run_dirs, configs), configs, found, strict=True)
     ]
-    play = language_play(sides, test_tasks(chosen, seed, None, 1), Allowance(None), greedy, seed)
-    return Contest(entrants, runs[0].prepared.scenario.protocol, play, len(chosen))
+    return language_contest(entrants, sides, items, Allowance(None), greedy, max_instances, seed)
 
 
-def _of_networks(
-    run_dirs: Sequence[Path | str],
-    configs: Sequence[ExperimentConfig],
-    dataset: Path | str | None,
-    greedy: bool,
-    max_instances: int | None,
-    seed: int,
-) -> Contest:
-    runs = _contestants(run_dirs, configs, dataset)
+def network_contest(runs: Sequence[Contestant], greedy: bool, max_instances: int | None, seed: int) -> Contest:
+    """The contest of runs with the same held-out instances. The options are those of `cross_play`."""
     place_B = places(len(runs[0].ids), max_instances, seed)
     once = one_of_each(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
     to_play_B = place_B if once is None else place_B[once]
 
-    def play(verifier: int, prover: int) -> Games:
-        return played(runs[verifier], runs[prover], to_play_B, greedy, seed)
+    def play(row: int, column: int) -> Games:
+        return played(runs[row], runs[column], to_play_B, greedy, seed)
 
     return Contest(runs, runs[0].scenario.protocol, play, len(place_B), once is not None)
 

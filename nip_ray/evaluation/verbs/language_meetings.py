@@ -17,15 +17,16 @@ from typing import Any
 import torch
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import groups, language_agents, speaking_providers
+from nip_ray.config.policy_gradient_rules import stage_config
+from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.evaluation.verbs.contest import Games, Play
+from nip_ray.evaluation.verbs.contest import Contest, Entrant, Games, Play, places
 from nip_ray.progress import say
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.token_bills import Allowance, TokenBills
-from nip_ray.text.dialogues.runner import Task
+from nip_ray.text.dialogues.runner import Task, test_tasks
 from nip_ray.text.items import stage_items
 from nip_ray.text.parts import Prepared, prepare
 from nip_ray.text.training.model_play import ModelPlay
@@ -38,13 +39,13 @@ _OF_ITEMS = ("agents", "data", "num_train", "num_test")  # scenario settings tha
 
 @dataclass(frozen=True)
 class LanguageRun:
-    """A run of language agents. learning: its groups that learn. averaged: it averages their weights."""
+    """A run of language agents. learning: its groups that learn. rule: by which they learn."""
 
     config: TextExperimentConfig
     prepared: Prepared
     run_dir: Path
     learning: Sequence[str]
-    averaged: bool
+    rule: TokenTrainingSettings
 
     def weights(self, iteration: int | None = None) -> tuple[int, Weights]:
         """The iteration of a checkpoint (None: the newest undamaged one) and its weights. Raises UserError without
@@ -78,13 +79,12 @@ def language_run(folder: RunFolder, config: TextExperimentConfig) -> LanguageRun
         hosted = agents[groups(config)[group][0]].provider
         if not config.providers[hosted].local_models:
             raise UserError(f"cross-play: {hosted} keeps the weights of {group}, {folder.path} has none of them")
-    return LanguageRun(config, prepared, folder.path, learning, config.algorithm.average_weights is not None)
+    return LanguageRun(config, prepared, folder.path, learning, config.algorithm)
 
 
 def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
-    """The items held out by the first run with whose subjects no run has trained. Raises UserError without any, for
-    runs whose scenarios differ in more than their models and numbers of items, and for hosted models, which would have
-    to be paid for."""
+    """The items held out by the first run with whose subjects no run has trained. Raises UserError without any, and for
+    runs whose scenarios differ in more than their models and numbers of items."""
     first = runs[0]
     kind, ours = first.prepared.kind, asdict(first.config.scenario)
     trained: set[Hashable] = set()
@@ -96,14 +96,10 @@ def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
                     f"cross-play: {first.run_dir} has scenario.{key}={ours[key]} and {run.run_dir} {theirs[key]}; name"
                     " runs of one task"
                 )
-        if hosted := [name for name, provider in speaking_providers(run.config).items() if provider.hosted]:
-            raise UserError(
-                f"cross-play: {run.run_dir} has models at {hosted[0]}, which costs money; name runs of local models"
-            )
         if kind.held_out:
             items = [*run.prepared.items["train"]]
-            for stage in getattr(run.config.algorithm, "curriculum", ()):
-                items += stage_items(run.config, stage, run.prepared.items["test"])
+            for stage in run.rule.curriculum:
+                items += stage_items(stage_config(run.config, stage), run.prepared.items["test"])
             trained |= {kind.subject_of(item) for item in items}
     items = [item for item in first.prepared.items["test"] if kind.subject_of(item) not in trained]
     if not items:
@@ -112,6 +108,21 @@ def common_items(runs: Sequence[LanguageRun]) -> list[Any]:
             " same seed and items"
         )
     return items
+
+
+def language_contest(
+    runs: Sequence[Entrant],
+    sides: Sequence[tuple[LanguageRun, Weights]],
+    items: Sequence[Any],
+    bills: TokenBills | Allowance,
+    greedy: bool,
+    max_instances: int | None,
+    seed: int,
+) -> Contest:
+    """The contest of these runs about `items`, or a random sample of them. For the others see `language_play`."""
+    chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
+    play = language_play(sides, test_tasks(chosen, seed, None, 1), bills, greedy, seed)
+    return Contest(runs, sides[0][0].prepared.scenario.protocol, play, len(chosen))
 
 
 def language_play(

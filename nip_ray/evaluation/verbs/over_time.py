@@ -17,10 +17,9 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.enumerated import one_of_each
 from nip_ray.evaluation.examine import players
-from nip_ray.evaluation.verbs.contest import Contest, Entrant, Games, places, table
-from nip_ray.evaluation.verbs.cross_play import Contestant, played
+from nip_ray.evaluation.verbs.contest import Contest, Entrant, table
+from nip_ray.evaluation.verbs.cross_play import Contestant, network_contest
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.opponent_pool import thinned
 from nip_ray.progress import say
@@ -98,29 +97,23 @@ def _networks(
             network.load_state_dict(tensors["training"]["modules"][agent])
         own = players(config, networks)
         everyone.append(Contestant(*_entrant(iteration, config.seed), scenario, ids, own))
-    place_B = places(len(ids), max_instances, seed)
-    once = one_of_each(scenario, ids[place_B]) if greedy else None
-    to_play_B = place_B if once is None else place_B[once]
-
-    def play(row: int, column: int) -> Games:
-        return played(everyone[row], everyone[column], to_play_B, greedy, seed)
-
-    return Contest(everyone, scenario.protocol, play, len(place_B), once is not None)
+    return network_contest(everyone, greedy, max_instances, seed)
 
 
 def _language_models(
     folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int
 ) -> Contest:
     # not at the top: networks must not load language models
-    from nip_ray.evaluation.verbs.language_meetings import LanguageRun, Weights, language_play, language_run
+    from nip_ray.evaluation.verbs.language_meetings import LanguageRun, Weights, language_contest, language_run
     from nip_ray.text.costs.token_bills import TokenBills
-    from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.training.past import kept_snapshots, snapshot_weights
 
     run = language_run(folder, config)
     how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
     checkpoints = kept_iterations(folder.checkpoints)
-    snapshots = [] if run.averaged else kept_snapshots(run.run_dir, run.learning)  # these are of the newest weights
+    snapshots = (
+        [] if run.rule.average_weights is not None else kept_snapshots(run.run_dir, run.learning)
+    )  # these are of the newest weights
     sides: list[tuple[LanguageRun, Weights]] = []
     iterations = _spread(sorted({*snapshots, *checkpoints}), run.run_dir, how)
     for iteration in iterations:
@@ -129,9 +122,6 @@ def _language_models(
         else:
             weights = {group: snapshot_weights(run.run_dir, iteration, group) for group in run.learning}
         sides.append((run, weights))
-    items = run.prepared.items["test"]
-    chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
     bills = TokenBills(config.model_copy(update={"budget": BudgetSettings()}), run.run_dir)
-    play = language_play(sides, test_tasks(chosen, seed, None, 1), bills, greedy, seed)
     entrants = [Entrant(*_entrant(iteration, config.seed)) for iteration in iterations]
-    return Contest(entrants, run.prepared.scenario.protocol, play, len(chosen))
+    return language_contest(entrants, sides, run.prepared.items["test"], bills, greedy, max_instances, seed)

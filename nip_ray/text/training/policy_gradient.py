@@ -220,7 +220,7 @@ class PolicyGradientTrainer:
         """The scenario of a stage of the curriculum, and its training items, without the run's held-out items."""
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
-        items = stage_items(self.config, stage, self.items["test"])
+        items = stage_items(config, self.items["test"])
         if not items:
             raise UserError(
                 f"algorithm.curriculum: all training items with {', '.join(stage.changes)} are held out; change the"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
+from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.cross_play import cross_play
@@ -184,7 +185,7 @@ def test_models_of_other_sizes_meet_on_items_that_none_has_trained_with(runs: di
     assert cells(found)["other", "other"] == (newest["accuracy"], newest["undecided"])
     easier = {"until_iteration": 1, "changes": ["scenario.num_generators=3"]}
     taught = config(seed=3, algorithm={**RULE, "curriculum": [easier]})
-    items = stage_items(taught, taught.algorithm.curriculum[0], [])
+    items = stage_items(stage_config(taught, taught.algorithm.curriculum[0]), [])
     shutil.copytree(runs["first"], tmp_path / "taught")
     (tmp_path / "taught" / "config.yaml").write_text(config_to_yaml(taught))
     store_items(run, {"train": items[-1:], "test": items[:1]}, language_kind(taught.scenario))
