@@ -69,7 +69,7 @@ def test_no_verb_imports_what_a_copied_folder_names(
     monkeypatch.chdir(tmp_path)
     folder, ran = hostile(tmp_path / "copied", unknown_scenario)
     words = verb[:1] if verb[0] != "export" else verb[:2]
-    others = [str(folder)] if verb == ["cross-play"] else []
+    others = [str(shutil.copytree(folder, tmp_path / "other"))] if verb == ["cross-play"] else []
     made = CliRunner().invoke(app, [*words, str(folder), *others, *verb[len(words) :]])
     assert made.exit_code == 2
     assert "names code to import" in made.output
