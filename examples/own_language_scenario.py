@@ -1,7 +1,7 @@
 """A custom scenario for language models: is a product what it is claimed to be? Multiplying two numbers is hard for a
 small model; checking one of the products of which a prover says that they add up is easier.
 
-Under bisection (`ClaimByParts`) the provers split the claim, and the verifier reads the last part alone.
+Under bisection (`ClaimByParts`) the claim is split by digits, and the verifier reads the last part alone.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """

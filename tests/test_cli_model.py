@@ -7,7 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
+from nip_ray.errors import TrainingError
 from nip_ray.serving import packaged
+from nip_ray.serving.default_model import save_default_model
+from nip_ray.serving.engine import Engine
+from nip_ray.serving.generation import GenerationRequest
 
 
 def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,13 +19,17 @@ def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", missing)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "junk.gguf").write_text("junk")
     (tmp_path / "bad.jinja").write_text("{% for %}")
     (tmp_path / "empty.jinja").touch()
     for name, out, said, *more in (
         ("smollm2-135m", "new", "smollm2-135m needs the package that carries it"),
         ("smollm", "new", "smollm: no such model; expected smollm2-135m, gemma3-270m, or the path of a .gguf file"),
-        ("smollm2-135m", "full", "is there already and holds no model"),
+        ("smollm2-135m", "full", "is there already, name a new folder"),
+        ("smollm2-135m", "full/file/x", "file is no folder that you may write to, name a new folder"),
+        ("some.gguf", "model", "is there already, name a new folder"),
         ("smollm2-135m", "new", "has a template, leave it out", "--chat-template", str(tmp_path / "junk.gguf")),
         ("smollm2-135m", "new", "gone.jinja: is not a text file", "--chat-template", str(tmp_path / "gone.jinja")),
         ("some.gguf", "new", "bad.jinja: line 1: ", "--chat-template", str(tmp_path / "bad.jinja")),
@@ -34,3 +42,18 @@ def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_another_reply_than_the_models_own_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder holds a model already, the untrained one, whose reply is checked."""
+    folder = save_default_model(tmp_path / "model")
+    with Engine(folder, max_batch_size=1) as engine:
+        prompt = engine.chat.prompt([{"role": "user", "content": "What?"}])
+        said = engine.generate([GenerationRequest(prompt, 32, temperature=0.0)])[0].text
+    files = (("json", "__init__.py"), ("json", "decoder.py"))
+    right = replace(packaged.PACKAGED["smollm2-135m"], parts=files, question="What?", answer=said)
+    monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", right)
+    assert "Apache-2.0" in packaged.write_packaged("smollm2-135m", folder)
+    monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", replace(right, answer=said + "."))
+    with pytest.raises(TrainingError, match=r"the model answers .*; remove the folder and convert it again"):
+        packaged.write_packaged("smollm2-135m", folder)

@@ -1,5 +1,6 @@
 """`nip-ray model`: a pretrained language model as a folder, for `model:` of configs."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,14 +26,13 @@ def model(
 ) -> None:
     """Write a pretrained language model as a folder in the Hugging Face form, from a package or a GGUF file."""
     with errors():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / "config.json").is_file():
-            raise UserError(f"--out {out}: is there already and holds no model, name a new folder")
+        is_file = Path(name).suffix.lower() == ".gguf"
+        if (fault := _fault(out, is_file)) is not None:
+            raise UserError(f"--out {out}: {fault}, name a new folder")
         template = None if chat_template is None else _template(chat_template)
-        if Path(name).suffix.lower() == ".gguf":
+        if is_file:
             from nip_ray.serving.gguf import convert_gguf
 
-            if template is not None and (out / "config.json").is_file():
-                raise UserError(f"--out {out}: has a model, which keeps its template; name a new folder")
             convert_gguf(Path(name), out, template)
         elif chat_template is not None:
             raise UserError(f"--chat-template {chat_template}: {name} has a template, leave it out")
@@ -41,6 +41,18 @@ def model(
 
             typer.echo(write_packaged(name, out))
         typer.echo(f"{out} can be the `model` of an agent whose provider is local")
+
+
+def _fault(out: Path, is_file: bool) -> str | None:
+    """Why a model cannot be written to `out`. is_file: the model is a GGUF file; a model of a package may be there,
+    since its reply is checked."""
+    if not out.name:
+        return "is where you stand"
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        return f"{above} is no folder that you may write to"
+    kept = not is_file and (out / "config.json").is_file()
+    return "is there already" if out.exists() and not kept and (not out.is_dir() or any(out.iterdir())) else None
 
 
 def _template(file: Path) -> str:

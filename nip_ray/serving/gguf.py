@@ -17,7 +17,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.serving.default_model import save_once
 from nip_ray.serving.extras import local_llm
-from nip_ray.serving.model_folder import first_line
+from nip_ray.serving.model_folder import first_line, out_of_memory
 from nip_ray.storage.gguf_header import gguf_header
 from nip_ray.storage.model_files import model_fault
 
@@ -73,8 +73,10 @@ def _reading(file: Path, read: Callable[..., Any], **options: Any) -> Any:
     try:
         with redirect_stderr(io.StringIO()):  # transformers draws a progress bar
             return read(str(file.parent), gguf_file=file.name, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: cannot be read ({first_line(error)})") from None
+    except Exception as error:  # of all kinds, for a damaged file
+        if out_of_memory(error):
+            raise
+        raise UserError(f"{file}: cannot be read ({first_line(error)}), get it again or name another") from None
 
 
 def _digits_apart() -> Any:

@@ -88,8 +88,8 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
         model, told = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), **fixed, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except Exception as error:  # libraries pass on errors of all kinds; that of memory gets advice elsewhere
-        if isinstance(error, RuntimeError) and ("memory" in str(error) or type(error) is not RuntimeError):
+    except Exception as error:  # libraries pass on errors of all kinds
+        if out_of_memory(error):
             raise
         raise UserError(f"{folder}: the model cannot be loaded ({first_line(error)})") from None
     if wrong := [str(name) for name, *_ in told["mismatched_keys"]] or sorted(told["missing_keys"]):
@@ -128,7 +128,7 @@ def check_architecture(place: Path) -> Any:
         return None
     try:
         config = transformers.AutoConfig.from_pretrained(str(place), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of all kinds, by what is wrong with a value
         raise UserError(f"{place}: its config.json cannot be used ({first_line(error)})") from None
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{place}: its architecture {config.model_type!r} does not write text, name another model")
@@ -176,6 +176,13 @@ def lora_config(rank: int) -> Any:
     return local_llm("peft").LoraConfig(
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return True for an error of memory, which gets advice elsewhere, and for PyTorch's own kinds of errors."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("memory" in str(error) or type(error) is not RuntimeError)
 
 
 def first_line(error: Exception) -> str:

@@ -99,7 +99,7 @@ class TokenTrainingSettings:
     agents: dict[str, PolicyGradientAgentSettings] = option(dict, "Settings by agent; `_default` for agents not named.")
     max_logprob_difference: float | None = option(
         0.01,
-        "End if sampler and learner differ more in log-probability (none: never; bfloat16: about 0.5).",
+        "End if sampler and learner differ more in log-probability (none: never; bfloat16: 0.5 to 5).",
         meaning=RESUMABLE,
         gt=0,
     )

@@ -1,5 +1,6 @@
 """The header of a GGUF file, read fast and without a library."""
 
+import os
 import struct
 from pathlib import Path
 from typing import IO, Any
@@ -13,12 +14,12 @@ _LONGEST = 1 << 28
 
 def gguf_header(file: Path) -> dict[str, Any]:
     """Key -> value of the header, without lists (vocabularies are long). Raises UserError for a file that is not a GGUF
-    file of version 2 or 3, or is truncated."""
+    file of version 2 or 3, or ends before its last tensor begins."""
     try:
         with file.open("rb") as data:
             if data.read(4) != b"GGUF" or _plain(data, "I") not in (2, 3):
                 raise UserError(f"{file}: is not a GGUF file of version 2 or 3")
-            _plain(data, "Q")  # tensors
+            tensors = _plain(data, "Q")
             found = {}
             for _ in range(_plain(data, "Q")):
                 key, kind = _text(data), _plain(data, "I")
@@ -26,6 +27,9 @@ def gguf_header(file: Path) -> dict[str, Any]:
                     _skip_list(data)
                 else:
                     found[key] = _text(data) if kind == _TEXT else _plain(data, _PLAIN[kind])
+            last = max((_offset(data) for _ in range(tensors)), default=0)
+            if tensors and os.fstat(data.fileno()).st_size <= data.tell() + last:
+                raise ValueError("the file is cut, get the whole one")
             return found
     except (OSError, struct.error, KeyError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: its header cannot be read ({error})") from None
@@ -41,6 +45,13 @@ def _text(data: IO[bytes]) -> str:
     if len(found) != length:
         raise ValueError("it is cut")
     return found.decode()
+
+
+def _offset(data: IO[bytes]) -> int:
+    """Of the next tensor, from the end of the header on."""
+    _text(data)
+    _plain(data, f"{_plain(data, 'I')}QI")  # its sizes, and their type
+    return _plain(data, "Q")
 
 
 def _skip_list(data: IO[bytes]) -> None:

@@ -39,14 +39,17 @@ class _Room:
             raise UserError(f"{self.told}, but {needs}, {self.remedy} or lower that")
 
 
-def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
+def check_room(
+    config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any], run_dir: Path | None = None
+) -> None:
     """Raise UserError if a model of words has no room for a chat as it is, another local model has none for more than
     half of an agent's chats, or a reply from a fixed set cannot fit in `max_tokens`.
 
-    Chats that are too long lose their middle. Of models in GGUF files, whose vocabularies are slow to read, only
-    `max_tokens` is compared with the context. Raises UserError also for a model that cannot be read.
+    Chats that are too long lose their middle. run_dir: of a run. Of models in GGUF files that it has not converted,
+    whose vocabularies are slow to read, only `max_tokens` is compared with the context. Raises UserError also for a
+    model that cannot be read.
     """
-    rooms = _rooms(config)
+    rooms = _rooms(config, run_dir)
 
     def answer(asked: list[Question]) -> list[Answer]:
         made = []
@@ -68,7 +71,7 @@ def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: 
         room.refuse(agent)
 
 
-def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
+def _rooms(config: TextExperimentConfig, run_dir: Path | None) -> dict[str, _Room]:
     rooms, formats = dict[str, _Room](), dict[tuple[str, int | None], Any]()
     for agent, own in language_agents(config).items():
         provider = config.providers[own.provider]
@@ -83,16 +86,27 @@ def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
                 f"{key}: got {limit}", "raise it", limit, own.reply_tokens, _words_of_chat, _words, strict=True
             )
         elif own.model == DEFAULT_MODEL or is_model(Path(own.model)):  # else, in an export, one that the run made
-            if (file := gguf_in(Path(own.model))) is not None:
-                _refuse_long_reply(agent, own.reply_tokens, file, limit)
-                continue
-            if (own.model, limit) not in formats:
-                formats[own.model, limit] = _format(own.model, limit)
-            chat, how = formats[own.model, limit], (f"{key}: got {limit}", "raise it")
+            model = own.model
+            if (file := gguf_in(Path(model))) is not None:
+                model = _converted(file, run_dir and run_dir / own.provider)
+                if model is None:
+                    _refuse_long_reply(agent, own.reply_tokens, file, limit)
+                    continue
+            if (model, limit) not in formats:
+                formats[model, limit] = _format(model, limit)
+            chat, how = formats[model, limit], (f"{key}: got {limit}", "raise it")
             if chat.context != limit:
                 how = (f"scenario.agents.{agent}.model: its context is {chat.context}", "name one with a longer one")
             rooms[agent] = _Room(*how, chat.context, own.reply_tokens, *_counts(chat), strict=False)
     return rooms
+
+
+def _converted(file: Path, home: Path | None) -> str | None:
+    """The folder that a run's provider converted `file` to, None without one. home: the provider's folder."""
+    from nip_ray.serving.gguf import converted_name
+
+    folder = None if home is None else home / "models" / converted_name(file)
+    return str(folder) if folder is not None and (folder / "config.json").is_file() else None
 
 
 def _refuse_long_reply(agent: str, reply: int, file: Path, limit: int | None) -> None:

@@ -177,7 +177,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
             )
     _refuse_half_characters(items, kind)
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
-    check_room(config, scenario, items["train"])
+    check_room(config, scenario, items["train"], run_dir)
     _check_examples(config, scenario, items["train"][0])
     if run_dir is None or not (run_dir / ROLES).exists():
         return Prepared(kind, scenario, items)
@@ -251,7 +251,7 @@ class Parts:
         spent = spent_before(folder.path, list(self.journal.entries()))
         self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
-        write_models(config, self.scenario, folder.path)
+        write_models(config, self.scenario, self.items["train"], folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = None
         if config.talk.num_talkers:

@@ -1,8 +1,9 @@
 """Models that a run writes to its folder before it starts: those named `words` (`nip_ray.serving.word_model`), and
 converted GGUF files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import WORDS, language_agents
@@ -10,6 +11,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.model_files import gguf_in
+from nip_ray.text.context_room import check_room
 
 
 def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
@@ -23,9 +25,10 @@ def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) ->
             )
 
 
-def write_models(config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path) -> None:
-    """Write each provider's models to its folder of the run, which serves them by name; existing ones stay. Raises
-    UserError for a GGUF file that cannot be read."""
+def write_models(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any], run_dir: Path) -> None:
+    """Write each provider's models to its folder of the run, which serves them by name; existing ones stay. items: of
+    training. Raises UserError for a GGUF file that cannot be read, or whose model has no room for chats."""
+    converted = False
     for _, model, provider, settings in _local(config):
         if model == WORDS:
             from nip_ray.serving.word_model import save_word_model
@@ -36,6 +39,9 @@ def write_models(config: TextExperimentConfig, scenario: LanguageScenario, run_d
             from nip_ray.serving.shelf import ModelFolders
 
             ModelFolders((run_dir / provider).resolve()).locate(model)
+            converted = True
+    if converted:
+        check_room(config, scenario, items, run_dir)
 
 
 def _local(config: TextExperimentConfig) -> Iterator[tuple[str, str, str, LocalProvider]]:

@@ -42,6 +42,7 @@ def test_weights_are_those_of_the_file(smollm2: Path, smollm2_file: Path) -> Non
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.layers.29.mlp.down_proj.weight", "blk.29.ffn_down.weight"),
         ("model.norm.weight", "output_norm.weight"),
+        ("model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight"),
     ):
         tensor = held[theirs]
         assert np.array_equal(weights[ours].numpy(), gguf.dequantize(tensor.data, tensor.tensor_type))

@@ -32,6 +32,22 @@ def test_a_header_is_read_without_its_lists(tmp_path: Path) -> None:
             gguf_header(cut)
 
 
+def test_a_file_that_ends_before_its_last_tensor_is_refused(tmp_path: Path) -> None:
+    file = write_header(tmp_path / "x.gguf", tensors=3, general__architecture="llama")
+    assert gguf_header(file) == {"general.architecture": "llama"}
+    whole = file.read_bytes()
+    for size in (len(whole) - 64, len(whole) - 32 * 3 - 40):
+        file.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"x\.gguf: its header cannot be read"):
+            gguf_header(file)
+    assert "the file is cut, get the whole one" in str(model_fault(write_cut(file, whole)))
+
+
+def write_cut(file: Path, whole: bytes) -> Path:
+    file.write_bytes(whole[:-64])
+    return file
+
+
 def test_a_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_header(tmp_path / "x.GGUF", general__architecture="llama", tokenizer__chat_template="{{ 1 }}")
     assert gguf_in(file) == gguf_in(tmp_path) == file

@@ -1,6 +1,7 @@
 """Models that cannot be used, and contexts that are too short, are refused before a run begins."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.serving.default_model import save_default_model
+from nip_ray.serving.gguf import converted_name
 from nip_ray.text.parts import prepare
+from nip_ray.text.written_models import write_models
 from tests.gguf_files import write_header
 
 
@@ -65,8 +68,17 @@ def test_an_architecture_that_cannot_be_used_is_refused(
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
-    for kind, said in (("nobodys", "model type `nobodys`"), ("vit", "'vit' does not write text")):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    llama = json.loads((model / "config.json").read_text())
+    for config, said in (
+        ({"model_type": "nobodys"}, "model type `nobodys`"),
+        ({"model_type": "vit"}, "'vit' does not write text"),
+        ({"model_type": ["llama"]}, "its config.json cannot be used"),
+        ([], "its config.json cannot be used"),
+        ({**llama, "hidden_size": "x"}, "its config.json cannot be used"),
+        ({**llama, "dtype": "floaty"}, "its config.json cannot be used"),
+        ({**llama, "quantization_config": 5}, "its config.json cannot be used"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(UserError, match=said) as refused:
             prepare(code_validation(tmp_path, None))
         assert "\n" not in str(refused.value)
@@ -76,6 +88,18 @@ def test_an_architecture_that_cannot_be_used_is_refused(
     file = write_header(tmp_path / "x.gguf", general__architecture="nobodys", tokenizer__chat_template="x")
     with pytest.raises(UserError, match=r"x\.gguf: transformers does not read the architecture 'nobodys' from GGUF"):
         prepare(code_validation(file, None))
+
+
+def test_a_converted_file_needs_room_as_a_folder_does(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nip_ray.storage.model_files.find_spec", lambda name: object())
+    file = write_header(tmp_path / "x.gguf", general__architecture="llama", tokenizer__chat_template="x")
+    config = code_validation(file, 300)
+    items = prepare(config).items
+    shutil.copytree(model, tmp_path / "local" / "models" / converted_name(file))
+    with pytest.raises(UserError, match=r"providers\.local\.max_length: got 300, but chats of \w+ take \d+ tokens"):
+        write_models(config, prepare(config).scenario, items["train"], tmp_path)
 
 
 def test_a_config_names_what_is_wrong_with_a_model(tmp_path: Path) -> None:

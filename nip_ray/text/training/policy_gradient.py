@@ -107,7 +107,7 @@ class PolicyGradientTrainer:
         self._bills = TokenBills(config, folder.path, total(folder.path))
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
-        write_models(config, self.scenario, folder.path)
+        write_models(config, self.scenario, self.items["train"], folder.path)
         use_threads(config)
         if self.rule.num_rollout_workers or self.rule.num_learners:
             actors = token_actors(config)

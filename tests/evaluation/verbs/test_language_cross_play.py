@@ -47,6 +47,7 @@ def config(
     protocol: str = "bisection",
     max_rounds: int = 5,
     algorithm: dict[str, Any] | None = None,
+    lora_rank: int | None = None,
     **scenario: Any,
 ) -> Any:
     return config_from_dict(
@@ -67,7 +68,7 @@ def config(
             "providers": {
                 "local": {
                     "name": "local",
-                    "method": "full",
+                    **({"method": "full"} if lora_rank is None else {"lora_rank": lora_rank}),
                     "max_batch_size": 64,
                     "word_model": {"hidden_size": hidden_size, "num_layers": 1},
                 }
@@ -85,7 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "prover1": {"model": "words", "max_tokens": 4, "frozen": True},
     }
     found = {"first": folder / "first", "other": folder / "other", "earlier": folder / "earlier"}
-    other = config(seed=3, hidden_size=48, agents=agents, algorithm={**RULE, "average_weights": 0.9})
+    other = config(seed=3, hidden_size=48, agents=agents, algorithm={**RULE, "average_weights": 0.9}, lora_rank=2)
     run_experiment(config(), found["first"], quiet=True)
     run_experiment(other, found["other"], quiet=True)
     shutil.copytree(found["first"], found["earlier"])
