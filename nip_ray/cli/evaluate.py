@@ -154,7 +154,7 @@ def cross_play(
 
                 found = play(run_dirs, **options)
             if out is not None:
-                write_document(out, found)
+                write_document(out, found, "cross_play")
         if as_json:
             print_json(found)
             return

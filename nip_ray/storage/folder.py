@@ -401,12 +401,13 @@ def json_ready(value: Any) -> Any:
     raise ValueError(f"{type(value).__name__} cannot be written as JSON ({value!r:.200})")
 
 
-def write_document(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write the JSON at `path` in one step, with format (after its name) and version; see `RunFolder.write_json`."""
+def write_document(path: Path, content: Mapping[str, Any], kind: str | None = None) -> Path:
+    """Write the JSON at `path` in one step, with format and version; see `RunFolder.write_json`. kind: of its format,
+    if the file may have any name."""
     plain = json_ready(content)
     if {"format", "version"} & set(plain):
         raise ValueError(f"{path.name}: `format` and `version` are ours to write")
-    document = {"format": _format(path.name), "version": VERSION, **plain}
+    document = {"format": _format(kind or path.name), "version": VERSION, **plain}
     write_atomically(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
     return path
 

@@ -84,7 +84,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(found: dict[str, Any])
 
 
 def test_the_command_line_prints_what_python_returns(found: dict[str, Any], runs: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "cross_play.json"
+    out = tmp_path / "any_name.json"
     result = CliRunner().invoke(app, ["cross-play", *map(str, runs), "--json", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == found
