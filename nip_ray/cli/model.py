@@ -51,8 +51,8 @@ def _fault(out: Path, is_file: bool) -> str | None:
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         return f"{above} is no folder that you may write to"
-    kept = not is_file and (out / "config.json").is_file()
-    return "is there already" if out.exists() and not kept and (not out.is_dir() or any(out.iterdir())) else None
+    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    return "is there already" if taken and (is_file or not (out / "config.json").is_file()) else None
 
 
 def _template(file: Path) -> str:

@@ -179,10 +179,9 @@ def lora_config(rank: int) -> Any:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Return True for an error of memory, which gets advice elsewhere, and for PyTorch's own kinds of errors."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("memory" in str(error) or type(error) is not RuntimeError)
+    """Return True for errors of memory and of PyTorch's own kinds, which get advice elsewhere."""
+    own = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError | RecursionError)
+    return isinstance(error, MemoryError) or (own and ("memory" in str(error) or type(error) is not RuntimeError))
 
 
 def first_line(error: Exception) -> str:

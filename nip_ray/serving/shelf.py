@@ -54,9 +54,15 @@ class ModelFolders:
 
     def convert(self, file: Path) -> Path:
         """The folder of the model in a GGUF file, converted on first use. Raises UserError as `convert_gguf` does."""
-        from nip_ray.serving.gguf import convert_gguf, converted_name
+        from nip_ray.serving.gguf import convert_gguf
 
-        return convert_gguf(file, self.folder / "models" / converted_name(file))
+        return convert_gguf(file, self.conversion(file))
+
+    def conversion(self, file: Path) -> Path:
+        """The folder that a GGUF file is converted to."""
+        from nip_ray.serving.gguf import converted_name
+
+        return self.folder / "models" / converted_name(file)
 
     def names(self) -> list[str]:
         """The available models by name, in order."""

@@ -50,7 +50,9 @@ def _text(data: IO[bytes]) -> str:
 def _offset(data: IO[bytes]) -> int:
     """Of the next tensor, from the end of the header on."""
     _text(data)
-    _plain(data, f"{_plain(data, 'I')}QI")  # its sizes, and their type
+    if (axes := _plain(data, "I")) > 8:
+        raise ValueError(f"a tensor of {axes} axes")
+    _plain(data, f"{axes}QI")  # its sizes, and their type
     return _plain(data, "Q")
 
 

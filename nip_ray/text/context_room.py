@@ -45,8 +45,8 @@ def check_room(
     """Raise UserError if a model of words has no room for a chat as it is, another local model has none for more than
     half of an agent's chats, or a reply from a fixed set cannot fit in `max_tokens`.
 
-    Chats that are too long lose their middle. run_dir: of a run. Of models in GGUF files that it has not converted,
-    whose vocabularies are slow to read, only `max_tokens` is compared with the context. Raises UserError also for a
+    Chats that are too long lose their middle. run_dir: of a run that has converted its GGUF files. Without it, since
+    their vocabularies are slow to read, only `max_tokens` is compared with their context. Raises UserError also for a
     model that cannot be read.
     """
     rooms = _rooms(config, run_dir)
@@ -88,10 +88,10 @@ def _rooms(config: TextExperimentConfig, run_dir: Path | None) -> dict[str, _Roo
         elif own.model == DEFAULT_MODEL or is_model(Path(own.model)):  # else, in an export, one that the run made
             model = own.model
             if (file := gguf_in(Path(model))) is not None:
-                model = _converted(file, run_dir and run_dir / own.provider)
-                if model is None:
+                if run_dir is None:
                     _refuse_long_reply(agent, own.reply_tokens, file, limit)
                     continue
+                model = _conversion(file, run_dir / own.provider)
             if (model, limit) not in formats:
                 formats[model, limit] = _format(model, limit)
             chat, how = formats[model, limit], (f"{key}: got {limit}", "raise it")
@@ -101,12 +101,11 @@ def _rooms(config: TextExperimentConfig, run_dir: Path | None) -> dict[str, _Roo
     return rooms
 
 
-def _converted(file: Path, home: Path | None) -> str | None:
-    """The folder that a run's provider converted `file` to, None without one. home: the provider's folder."""
-    from nip_ray.serving.gguf import converted_name
+def _conversion(file: Path, home: Path) -> str:
+    """The folder that a provider converted `file` to. home: the provider's folder."""
+    from nip_ray.serving.shelf import ModelFolders
 
-    folder = None if home is None else home / "models" / converted_name(file)
-    return str(folder) if folder is not None and (folder / "config.json").is_file() else None
+    return str(ModelFolders(home).conversion(file))
 
 
 def _refuse_long_reply(agent: str, reply: int, file: Path, limit: int | None) -> None:

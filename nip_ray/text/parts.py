@@ -177,7 +177,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
             )
     _refuse_half_characters(items, kind)
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
-    check_room(config, scenario, items["train"], run_dir)
+    check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
     if run_dir is None or not (run_dir / ROLES).exists():
         return Prepared(kind, scenario, items)

@@ -40,12 +40,10 @@ def test_a_file_that_ends_before_its_last_tensor_is_refused(tmp_path: Path) -> N
         file.write_bytes(whole[:size])
         with pytest.raises(UserError, match=r"x\.gguf: its header cannot be read"):
             gguf_header(file)
-    assert "the file is cut, get the whole one" in str(model_fault(write_cut(file, whole)))
-
-
-def write_cut(file: Path, whole: bytes) -> Path:
     file.write_bytes(whole[:-64])
-    return file
+    assert "the file is cut, get the whole one" in str(model_fault(file))
+    file.write_bytes(whole.replace(b"tensor 0\x01", b"tensor 0\xff"))
+    assert "its header cannot be read (a tensor of 255 axes)" in str(model_fault(file))
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,9 +111,8 @@ def _language_models(
     run = language_run(folder, config)
     how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
     checkpoints = kept_iterations(folder.checkpoints)
-    snapshots = (
-        [] if run.rule.average_weights is not None else kept_snapshots(run.run_dir, run.learning)
-    )  # these are of the newest weights
+    averaged = run.rule.average_weights is not None  # snapshots are of the newest weights
+    snapshots = [] if averaged else kept_snapshots(run.run_dir, run.learning)
     sides: list[tuple[LanguageRun, Weights]] = []
     iterations = _spread(sorted({*snapshots, *checkpoints}), run.run_dir, how)
     for iteration in iterations:
