@@ -3,6 +3,7 @@
 Decisions that matter here:
 - no chat holds a true state but the first one, nor the state from which a claim would follow;
 - the moves are described first, alike in all chats of an agent, so that models share their encoding;
+- a place in the chain is a step: "before move 1" would be read as before m1;
 - replies are those that `StateTrackingInWords.choices` lists.
 """
 
@@ -20,15 +21,15 @@ def commit(item: ChainItem, at: Dispute | None, moves: int, wish: str) -> str:
     that chains have. wish: of `wish_for`."""
     told = f"{_rules(moves)}\n{_chain(item)}{wish}"
     if at is None:
-        return f"{told} In which box is the ball before each move but the first? Reply with the letters, in order."
-    return f"{told} {_left(at)} In which box is the ball before move {at.halfway}? Reply with its letter."
+        return f"{told} In which box is the ball before each step but the first? Reply with the letters, in order."
+    return f"{told} {_left(at)} In which box is the ball before step {at.halfway}? Reply with its letter."
 
 
 def point(item: ChainItem, at: Dispute | None, committed: Committed, moves: int, wish: str) -> str:
     """The chat of the prover that keeps a half of `at`, or names a move of the committed chain."""
     told = f"{_rules(moves)}\n{_chain(item)}{wish}"
     if at is None:
-        return f"{told} {_said(committed)} Which move is wrong? Reply with its number."
+        return f"{told} {_said(committed)} Which step is wrong? Reply with its number."
     return f"{told} {_left(at)} {_halves(at)}"
 
 
@@ -53,11 +54,11 @@ def overview(item: ChainItem, at: Dispute | None, committed: Committed, moves: i
         told.append(_said(committed))
     if at is not None:
         told.append(
-            f"The prover says that move {at.low} takes the ball from {STATES[at.low_state]} to {STATES[at.high_state]}."
+            f"The prover says that step {at.low} takes the ball from {STATES[at.low_state]} to {STATES[at.high_state]}."
         )
     asks, decides = any(choice.isdecimal() for choice in choices), not set(VERDICTS).isdisjoint(choices)
     if asks:
-        told.append(f"Reply with the number of a move to see it{', accept or reject' if decides else ''}.")
+        told.append(f"Reply with the number of a step to see it{', accept or reject' if decides else ''}.")
     elif decides:
         more = "accept, reject, or pass to hear more" if "pass" in choices else "accept or reject"
         told.append(f"Is the claim right? Reply {more}.")
@@ -87,14 +88,14 @@ def _takes(move: int) -> str:
 def _chain(item: ChainItem) -> str:
     moves = ", ".join(f"{place} {MOVES[move]}" for place, move in enumerate(item.moves))
     return (
-        f"The ball starts in box {STATES[item.states[0]]}. The moves are: {moves}. Claim: it ends in box"
+        f"The ball starts in box {STATES[item.states[0]]}. The steps are: {moves}. Claim: it ends in box"
         f" {STATES[item.claim]}."
     )
 
 
 def _left(at: Dispute) -> str:
     return (
-        f"It is said that before move {at.low} the ball is in box {STATES[at.low_state]}, and after move {at.high - 1}"
+        f"It is said that before step {at.low} the ball is in box {STATES[at.low_state]}, and after step {at.high - 1}"
         f" in box {STATES[at.high_state]}."
     )
 
@@ -102,7 +103,7 @@ def _left(at: Dispute) -> str:
 def _halves(at: Dispute) -> str:
     assert at.middle is not None
     return (
-        f"The prover says that before move {at.halfway} it is in box {STATES[at.middle]}. Which half is wrong? Reply"
+        f"The prover says that before step {at.halfway} it is in box {STATES[at.middle]}. Which half is wrong? Reply"
         " left (before) or right (after)."
     )
 

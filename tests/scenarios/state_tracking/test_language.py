@@ -222,10 +222,10 @@ def worked_out(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> lis
             right = "accept" if moves[move][before] == after else "reject"
         else:
             (state,) = re.findall(r"starts in box (\w)", text)
-            place, halfway = 0, int(re.findall(r"before move (\d+)", text)[-1])
+            place, halfway = 0, int(re.findall(r"before step (\d+)", text)[-1])
             for place, move in re.findall(r"(\d) (m\d)", text):
                 state = state if int(place) >= halfway else moves[move][state]
-            said = re.findall(r"prover says that before move \d+ it is in box (\w)", text)
+            said = re.findall(r"prover says that before step \d+ it is in box (\w)", text)
             right = state if not said else "right" if said == [state] else "left"
         shares.append([float(reply == right) for reply in replies])
     return shares
