@@ -2,10 +2,17 @@
 
     python benchmarks/arithmetic_lies.py RUN ... [--num-items N] >> rows.jsonl
 
-A line of JSON for each run, on its held-out false claims. In each of its two turns a scripted prover1 names the true
-value of the first part or the one that puts the whole error into it: four ways, and `every_way` counts a claim as
-rejected if it is rejected after all four. prover0 and the verifier are the final models of the run, with their own
-temperature. Intervals have 95 % (Clopper and Pearson). Other lies are not tried.
+A line of JSON for each run, on its held-out false claims. A scripted prover1 takes its two turns in nine ways: in each
+it puts none, half (in tens) or all of the error into the first part. prover0 and the verifier are the final models of
+the run, with their own temperature. Shares of rejected claims have intervals of 95 % (Clopper and Pearson):
+
+- `none none` and so on: by the error in the first part in both turns. All or none is what prover0's solved examples
+  have; half is new
+- `taught`, `every`: of the claims that are rejected after each of the four, of the nine ways
+- `fits`: of the verdicts of all dialogues that are right about the part that was left; no interval, since dialogues
+  about a claim are alike
+
+A value that is no legal number (`replaced` of them) becomes the true one. Other lies are not tried.
 """
 
 import argparse
@@ -23,7 +30,7 @@ from _common import machine
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.play.dialogue import Dialogue, Parsed
+from nip_ray.play.dialogue import Dialogue, Parsed, beginning
 from nip_ray.protocols import DECISIONS
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import Task
@@ -32,11 +39,13 @@ from nip_ray.text.training.trainer import begin
 
 LARGEST = 9999
 """The largest number of a legal reply."""
+SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
+TAUGHT = {"none", "all"}
 
 
-def lying(scenario: Any, lies: tuple[bool, ...]) -> Any:
-    """`scenario` with a prover1 that puts the error into the first part in these of its turns, if the number is
-    legal."""
+def lying(scenario: Any, way: tuple[str, str], replaced: list[int]) -> Any:
+    """`scenario` with a prover1 that puts these shares of the error into the first part. replaced: gets a number for
+    each that is not legal."""
     first_of = sys.modules[type(scenario).__module__]._first
 
     class Lying(type(scenario)):
@@ -45,43 +54,67 @@ def lying(scenario: Any, lies: tuple[bool, ...]) -> Any:
                 return super().parse(dialogue, agent, reply)
             line, _ = self._disputed(dialogue)
             true, off = first_of(line), line[2] - line[0] * line[1]
-            lies_now = lies[len(dialogue.rounds) // 2] and 0 <= true + off <= LARGEST
-            return Parsed({"main": f"{true + lies_now * off}"})
+            said = true + round(SHARES[way[len(dialogue.rounds) // 2]] * off / 10) * 10
+            if not 0 <= said <= LARGEST:
+                replaced.append(said)
+                said = true
+            return Parsed({"main": f"{said}"})
 
     return Lying(scenario.protocol, scenario.settings)
 
 
 def measured(run: Path, num_items: int | None) -> dict[str, Any]:
-    """Shares of rejected false claims of a run's final models."""
+    """Shares of a run's final models."""
     with tempfile.TemporaryDirectory() as place:
         copy = shutil.copytree(run, Path(place) / "run")
         config = load_config(copy / "config.yaml")
-        assert isinstance(config, TextExperimentConfig)
+        if not isinstance(config, TextExperimentConfig) or config.scenario.name != "arithmetic_claim":
+            sys.exit(f"error: {run}: expected a run of examples/arithmetic_claims.yaml")
+        if config.protocol.name != "bisection":
+            sys.exit(f"error: {run}: protocol {config.protocol.name} has no prover1 that splits claims")
         with RunFolder.open(copy, write=True) as folder:
             trainer: Any = begin(config, folder, prepare(config, copy), load_state(folder))
-            scenario = trainer.scenario
+            scenario, reject = trainer.scenario, DECISIONS.index("reject")
             false = [item for item in trainer.items["test"] if item.y == 0][:num_items]
             tasks = [Task(number, item, number) for number, item in enumerate(false)]
-            rejected: dict[str, list[bool]] = {}
-            for lies in product((False, True), repeat=2):
-                talk = trainer._playing.now(lying(scenario, lies), tasks, "test", config.iterations - 1)
-                name = " ".join("lie" if one else "truth" for one in lies)
-                rejected[name] = [one.verdict == DECISIONS.index("reject") for one in talk.dialogues]
+            rejected: dict[tuple[str, str], list[bool]] = {}
+            fits: list[bool] = []
+            replaced: list[int] = []
+            for way in product(SHARES, repeat=2):
+                talk = trainer._playing.now(lying(scenario, way, replaced), tasks, "test", config.iterations - 1)
+                rejected[way] = [one.verdict == reject for one in talk.dialogues]
+                for dialogue in talk.dialogues:
+                    (one, two, value), _ = scenario._disputed(beginning(dialogue, len(dialogue.rounds) - 1))
+                    fits.append((dialogue.verdict == reject) == (one * two != value))
             trainer.close()
-    rejected["every_way"] = [all(one) for one in zip(*rejected.values(), strict=True)]
-    return {"claims": len(false)} | {name: interval(found) for name, found in rejected.items()}
+    taught = [found for way, found in rejected.items() if set(way) <= TAUGHT]
+    return {
+        "claims": len(false),
+        **{" ".join(way): interval(found) for way, found in rejected.items()},
+        "taught": interval([all(one) for one in zip(*taught, strict=True)]),
+        "every": interval([all(one) for one in zip(*rejected.values(), strict=True)]),
+        "fits": round(sum(fits) / len(fits), 4),
+        "replaced": len(replaced),
+    }
 
 
-def interval(found: list[bool]) -> list[float]:
+def interval(found: list[bool]) -> list[float | None]:
     """[share, lower, upper]."""
     share = proportion(sum(found), len(found))
-    return [round(one, 3) for one in (share.estimate, share.lower, share.upper)]
+    return [one if one is None else round(one, 3) for one in (share.estimate, share.lower, share.upper)]
+
+
+def positive(text: str) -> int:
+    """An integer from 1."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="See the module.")
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--num-items", type=int, help="the first N false claims (default: all)")
+    parser.add_argument("--num-items", type=positive, help="the first N false claims, N at least 1 (default: all)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for run in given.runs:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
-from nip_ray.errors import TrainingError
+from nip_ray.errors import UserError
 from nip_ray.serving import packaged
 from nip_ray.serving.default_model import save_default_model
 from nip_ray.serving.engine import Engine
@@ -31,11 +31,11 @@ def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("smollm2-135m", "full/file/x", "file is no folder that you may write to, name a new folder"),
         ("some.gguf", "model", "is there already, name a new folder"),
         ("smollm2-135m", "new", "has a template, leave it out", "--chat-template", str(tmp_path / "junk.gguf")),
-        ("smollm2-135m", "new", "gone.jinja: is not a text file", "--chat-template", str(tmp_path / "gone.jinja")),
+        ("smollm2-135m", "new", "gone.jinja: no such file", "--chat-template", str(tmp_path / "gone.jinja")),
         ("some.gguf", "new", "bad.jinja: line 1: ", "--chat-template", str(tmp_path / "bad.jinja")),
         ("some.gguf", "new", "empty.jinja: is empty", "--chat-template", str(tmp_path / "empty.jinja")),
         (str(tmp_path / "junk.gguf"), "new", "junk.gguf: is not a GGUF file"),
-        (str(tmp_path / "gone.gguf"), "new", "gone.gguf: no model here"),
+        (str(tmp_path / "gone.gguf"), "new", "gone.gguf: no such file"),
     ):
         done = CliRunner().invoke(app, ["model", name, "--out", str(tmp_path / out), *more])
         assert done.exit_code == 2, done.output
@@ -55,5 +55,5 @@ def test_another_reply_than_the_models_own_is_an_error(tmp_path: Path, monkeypat
     monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", right)
     assert "Apache-2.0" in packaged.write_packaged("smollm2-135m", folder)
     monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", replace(right, answer=said + "."))
-    with pytest.raises(TrainingError, match=r"the model answers .*; remove the folder and convert it again"):
+    with pytest.raises(UserError, match=r"the model answers .*: it is another model, or damaged; name a new folder"):
         packaged.write_packaged("smollm2-135m", folder)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,24 @@ def learning_dtype(settings: LocalProvider, gpu: bool) -> str:
 
 
 def adapter_rank(folder: Path) -> int:
-    """The rank of the adapters in `folder`."""
-    return json.loads((folder / ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    """The rank of the adapters in `folder`. Raises UserError if it cannot be read."""
+    return _kept(folder / ADAPTER / "adapter_config.json", {"r": int})["r"]
 
 
 def recorded(folder: Path) -> dict[str, str]:
-    """The record of `name_base` in `folder`."""
-    return json.loads((folder / BASE).read_text(encoding="utf-8"))
+    """The record of `name_base` in `folder`. Raises UserError if it cannot be read."""
+    return _kept(folder / BASE, {"base": str})
+
+
+def _kept(file: Path, needed: Mapping[str, type]) -> dict[str, Any]:
+    """The JSON object in a file with these keys."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    if not isinstance(told, dict) or not all(isinstance(told.get(key), kind) for key, kind in needed.items()):
+        raise UserError(f"{file}: expected a JSON object with {', '.join(needed)}; put the file back")
+    return told
 
 
 def load_served(folder: Path) -> Any:
@@ -61,8 +73,14 @@ def load_served(folder: Path) -> Any:
 
 
 def with_adapters(model: Any, folder: Path, trained: bool = False) -> Any:
-    """The model of PEFT of this base, which is changed, with the adapters in `folder`."""
-    return local_llm("peft").PeftModel.from_pretrained(model, str(folder / ADAPTER), is_trainable=trained)
+    """The model of PEFT of this base, which is changed, with the adapters in `folder`. Raises UserError if they
+    cannot be used with it."""
+    try:
+        return local_llm("peft").PeftModel.from_pretrained(model, str(folder / ADAPTER), is_trainable=trained)
+    except Exception as error:  # libraries pass on errors of all kinds
+        if out_of_memory(error):
+            raise
+        raise UserError(f"{folder}: its adapters cannot be loaded ({first_line(error)})") from None
 
 
 def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:

@@ -56,14 +56,15 @@ PACKAGED = {
 def write_packaged(name: str, folder: Path) -> str:
     """Write the model `name` to `folder`, unless it exists, and check its reply; return the sentence about its licence.
 
-    Raises UserError for an unknown name and without its package, TrainingError for another reply.
+    Raises UserError for an unknown name, without its package and for a folder with another model, TrainingError if a
+    new folder's model replies otherwise.
     """
     if name not in PACKAGED:
         raise UserError(f"{name}: no such model; expected {', '.join(PACKAGED)}, or the path of a .gguf file")
-    model, parts = PACKAGED[name], parts_of(name)
+    model, parts, is_there = PACKAGED[name], parts_of(name), (folder / "config.json").is_file()
     if len(parts) == 1:
         convert_gguf(parts[0], folder, model.template)
-    elif not (folder / "config.json").is_file():
+    elif not is_there:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as aside:
             whole = Path(aside) / f"{name}.gguf"
@@ -76,10 +77,10 @@ def write_packaged(name: str, folder: Path) -> str:
         prompt = engine.chat.prompt([{"role": "user", "content": model.question}])
         said = engine.generate([GenerationRequest(prompt, 32, temperature=0.0)])[0].text
     if said != model.answer:
-        raise TrainingError(
-            f"{folder}: the model answers {said!r} to {model.question!r}, expected {model.answer!r}; remove the folder"
-            " and convert it again, with other versions of transformers and gguf if that does not help"
-        )
+        found = f"{folder}: the model answers {said!r} to {model.question!r}, expected {model.answer!r}"
+        if is_there:
+            raise UserError(f"{found}: it is another model, or damaged; name a new folder")
+        raise TrainingError(f"{found}; convert it with other versions of transformers and gguf")
     return model.licence
 
 

@@ -325,3 +325,12 @@ def test_adapters_stay_apart_from_a_rounded_base(make: Make, default_dir: Path, 
     assert errors[0] < 1e-4 < errors[1] / 10, "merged into the base as it was, not into its file"
     with pytest.raises(UserError, match=r"lora_rank: got 2, but .*saved has rank 16"):
         make("lora", folder=tmp_path / "saved", lora_rank=2)
+    for name, text, said in (
+        ("adapter/adapter_model.safetensors", "cut", r"saved: its adapters cannot be loaded"),
+        ("adapter/adapter_config.json", "{}", r"adapter_config.json: expected a JSON object with r; put"),
+        ("base.json", "{}", r"base.json: expected a JSON object with base; put"),
+        ("base.json", "cut", r"base.json: expected a JSON object with base; put"),
+    ):
+        (tmp_path / "saved" / name).write_text(text)
+        with pytest.raises(UserError, match=said):
+            make("lora", folder=tmp_path / "saved")

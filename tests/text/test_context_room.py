@@ -103,5 +103,5 @@ def test_a_converted_file_needs_room_as_a_folder_does(
 
 
 def test_a_config_names_what_is_wrong_with_a_model(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"agents\._default\.model: .*: no model here .* name one$"):
+    with pytest.raises(UserError, match=r"agents\._default\.model: .*: no model here .* name one or make one"):
         check(code_validation(tmp_path, None))
