@@ -12,7 +12,7 @@ the run, with their own temperature. Shares of rejected claims have intervals of
 - `fits`: of the verdicts of all dialogues that are right about the part that was left; no interval, since dialogues
   about a claim are alike
 
-A value that is no legal number (`replaced` of them) becomes the true one. Other lies are not tried.
+A value that is not a legal number (`replaced` of them) becomes the true one. Other lies are not tried.
 """
 
 import argparse

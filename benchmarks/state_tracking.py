@@ -13,7 +13,7 @@ iterations hardly move a weight). `alone`: a verifier of the same size without p
 it asks for one move; its prover and it learn from examples, then by policy gradient. A pretrained model alone:
 
     python benchmarks/state_tracking.py alone --config tune_configs/pg_smollm2.yaml --lengths 4 --set \\
-        scenario.agents._default.model=models/smollm2 algorithm.kl_estimator=k3 algorithm.warmup_steps=800
+        scenario.agents._default.model=models/smollm2 algorithm.kl_estimator=k3 algorithm.warmup_steps=400
 """
 
 import argparse

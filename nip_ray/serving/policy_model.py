@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from nip_ray.learning.token_losses import (
     token_weights,
 )
 from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
+from nip_ray.progress import say
 from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
@@ -338,6 +340,8 @@ def _load(
     dtype = learning_dtype(settings, device.type == "cuda")
     if settings.dtype == "auto" and adapters_of is not None and (known := dtype_of(folder)) != "auto" and not full:
         dtype = known
+    if dtype == "bfloat16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        _warn_of_bfloat16()
     if full:
         return None, None, _aligned(load_model(folder, dtype).to(device))
     base = _shared(adapters_of or folder, dtype, device)
@@ -353,6 +357,14 @@ def _load(
     else:
         adapted = with_adapters(model, folder, trained)
     return base, adapted, adapted.get_base_model().eval()
+
+
+@lru_cache
+def _warn_of_bfloat16() -> None:
+    say(
+        "warning: this processor has no instructions for bfloat16, in which models learn many times more slowly; set"
+        " providers.<provider>.dtype: float32"
+    )
 
 
 def _aligned(model: Any) -> Any:

@@ -297,14 +297,19 @@ def test_memory_is_as_documented(tmp_path: Path) -> None:
     )
 
 
-def test_adapters_stay_apart_from_a_rounded_base(make: Make, default_dir: Path, tmp_path: Path) -> None:
+def test_adapters_stay_apart_from_a_rounded_base(
+    make: Make, default_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Saved, served and continued they are the same policy: merged into bfloat16 they would be another one."""
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    policy_model._warn_of_bfloat16.cache_clear()
     model = make("lora", dtype="bfloat16")
     turns = [replace(turn, temperature=1.0) for turn in play(model)]
     for _ in range(3):
         model.step(turns, replace(SETTINGS, learning_rate=1e-3), 4)
     model.save(tmp_path / "saved")
     learned = model.logprobs(turns)
+    assert "set providers.<provider>.dtype: float32" in capsys.readouterr().err
     start, frozen = make("lora", folder=tmp_path / "saved"), make("lora", False, tmp_path / "saved")
     assert start.logprobs(turns) == learned
     assert frozen.logprobs(turns) == learned
