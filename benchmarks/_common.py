@@ -5,8 +5,10 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,8 +31,8 @@ sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
 __all__ = [
-    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "plot", "put_between",
-    "show", "timed", "work", "yardstick_ms",
+    "NIP_RAY", "ROOT", "PlainLoop", "config", "final_models", "in_turns", "kernels", "machine", "peak_gflops", "plot",
+    "put_between", "show", "timed", "work", "yardstick_ms",
 ]  # fmt: skip
 
 
@@ -129,6 +131,23 @@ def machine() -> str:
 def config(name: str, *overrides: str) -> ExperimentConfig:
     """A config of `tune_configs`."""
     return load_config(ROOT / "tune_configs" / f"{name}.yaml", overrides)
+
+
+@contextmanager
+def final_models(run: Path) -> Iterator[Any]:
+    """The trainer of a finished run on tokens, in a copy of its folder, with its final models."""
+    from nip_ray.storage.folder import RunFolder
+    from nip_ray.text.parts import load_state, prepare
+    from nip_ray.text.training.trainer import begin
+
+    with tempfile.TemporaryDirectory() as place:
+        copy = shutil.copytree(run, Path(place) / "run")
+        found = load_config(copy / "config.yaml")
+        assert isinstance(found, TextExperimentConfig)
+        with RunFolder.open(copy, write=True) as folder:
+            trainer = begin(found, folder, prepare(found, copy), load_state(folder))
+            yield trainer
+            trainer.close()
 
 
 def show(title: str, figures: dict[str, Any]) -> None:

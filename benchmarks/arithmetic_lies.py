@@ -1,6 +1,6 @@
 """Soundness of runs of `examples/arithmetic_claims.yaml` against a prover1 that knows the products and lies.
 
-    python benchmarks/arithmetic_lies.py RUN ... [--num-items N] >> rows.jsonl
+    python benchmarks/arithmetic_lies.py RUN ... >> rows.jsonl
 
 A line of JSON for each run, on its held-out false claims. A scripted prover1 takes its two turns in nine ways: in each
 it puts none, half (in tens) or all of the error into the first part. prover0 and the verifier are the final models of
@@ -17,28 +17,21 @@ A value that is not a legal number (`replaced` of them) becomes the true one. Ot
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import machine
+from _common import final_models, machine
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.play.dialogue import Dialogue, Parsed, beginning
+from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, beginning
 from nip_ray.protocols import DECISIONS
-from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import Task
-from nip_ray.text.parts import load_state, prepare
-from nip_ray.text.training.trainer import begin
 
-LARGEST = 9999
-"""The largest number of a legal reply."""
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
 TAUGHT = {"none", "all"}
 
@@ -55,38 +48,35 @@ def lying(scenario: Any, way: tuple[str, str], replaced: list[int]) -> Any:
             line, _ = self._disputed(dialogue)
             true, off = first_of(line), line[2] - line[0] * line[1]
             said = true + round(SHARES[way[len(dialogue.rounds) // 2]] * off / 10) * 10
-            if not 0 <= said <= LARGEST:
+            try:
+                return super().parse(dialogue, agent, f"{said}")
+            except InvalidReply:
                 replaced.append(said)
-                said = true
-            return Parsed({"main": f"{said}"})
+                return super().parse(dialogue, agent, f"{true}")
 
     return Lying(scenario.protocol, scenario.settings)
 
 
-def measured(run: Path, num_items: int | None) -> dict[str, Any]:
+def measured(run: Path) -> dict[str, Any]:
     """Shares of a run's final models."""
-    with tempfile.TemporaryDirectory() as place:
-        copy = shutil.copytree(run, Path(place) / "run")
-        config = load_config(copy / "config.yaml")
-        if not isinstance(config, TextExperimentConfig) or config.scenario.name != "arithmetic_claim":
-            sys.exit(f"error: {run}: expected a run of examples/arithmetic_claims.yaml")
-        if config.protocol.name != "bisection":
-            sys.exit(f"error: {run}: protocol {config.protocol.name} has no prover1 that splits claims")
-        with RunFolder.open(copy, write=True) as folder:
-            trainer: Any = begin(config, folder, prepare(config, copy), load_state(folder))
-            scenario, reject = trainer.scenario, DECISIONS.index("reject")
-            false = [item for item in trainer.items["test"] if item.y == 0][:num_items]
-            tasks = [Task(number, item, number) for number, item in enumerate(false)]
-            rejected: dict[tuple[str, str], list[bool]] = {}
-            fits: list[bool] = []
-            replaced: list[int] = []
-            for way in product(SHARES, repeat=2):
-                talk = trainer._playing.now(lying(scenario, way, replaced), tasks, "test", config.iterations - 1)
-                rejected[way] = [one.verdict == reject for one in talk.dialogues]
-                for dialogue in talk.dialogues:
-                    (one, two, value), _ = scenario._disputed(beginning(dialogue, len(dialogue.rounds) - 1))
-                    fits.append((dialogue.verdict == reject) == (one * two != value))
-            trainer.close()
+    config = load_config(run / "config.yaml")
+    if not isinstance(config, TextExperimentConfig) or config.scenario.name != "arithmetic_claim":
+        sys.exit(f"error: {run}: expected a run of examples/arithmetic_claims.yaml")
+    if config.protocol.name != "bisection":
+        sys.exit(f"error: {run}: protocol {config.protocol.name} has no prover1 that splits claims")
+    rejected: dict[tuple[str, str], list[bool]] = {}
+    fits: list[bool] = []
+    replaced: list[int] = []
+    with final_models(run) as trainer:
+        scenario, reject = trainer.scenario, DECISIONS.index("reject")
+        false = [item for item in trainer.items["test"] if item.y == 0]
+        tasks = [Task(number, item, number) for number, item in enumerate(false)]
+        for way in product(SHARES, repeat=2):
+            talk = trainer._playing.now(lying(scenario, way, replaced), tasks, "test", config.iterations - 1)
+            rejected[way] = [one.verdict == reject for one in talk.dialogues]
+            for dialogue in talk.dialogues:
+                (one, two, value), _ = scenario._disputed(beginning(dialogue, len(dialogue.rounds) - 1))
+                fits.append((dialogue.verdict == reject) == (one * two != value))
     taught = [found for way, found in rejected.items() if set(way) <= TAUGHT]
     return {
         "claims": len(false),
@@ -98,24 +88,16 @@ def measured(run: Path, num_items: int | None) -> dict[str, Any]:
     }
 
 
-def interval(found: list[bool]) -> list[float | None]:
+def interval(found: list[bool]) -> list[float]:
     """[share, lower, upper]."""
     share = proportion(sum(found), len(found))
-    return [one if one is None else round(one, 3) for one in (share.estimate, share.lower, share.upper)]
-
-
-def positive(text: str) -> int:
-    """An integer from 1."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+    return [round(one, 3) for one in (share.estimate, share.lower, share.upper)]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="See the module.")
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--num-items", type=positive, help="the first N false claims, N at least 1 (default: all)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for run in given.runs:
-        print(json.dumps({"run": run.name, **measured(run, given.num_items), "on": machine()}), flush=True)
+        print(json.dumps({"run": run.name, **measured(run), "on": machine()}), flush=True)

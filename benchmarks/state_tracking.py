@@ -18,7 +18,6 @@ it asks for one move; its prover and it learn from examples, then by policy grad
 
 import argparse
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from typing import Any
 
 import matplotlib
 import torch
-from _common import ROOT, machine
+from _common import ROOT, final_models, machine
 from matplotlib.figure import Figure
 
 from nip_ray.config.experiment import TextExperimentConfig
@@ -37,9 +36,6 @@ from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.protocols import from_settings
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.storage.folder import RunFolder
-from nip_ray.text.parts import load_state, prepare
-from nip_ray.text.training.trainer import begin
 
 CONFIG = ROOT / "tune_configs" / "pg_state_tracking.yaml"
 SUPERVISED = (
@@ -77,23 +73,18 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
     """The final models of a run on held-out chains of a length."""
-    with tempfile.TemporaryDirectory() as place:
-        copy = shutil.copytree(run, Path(place) / "run")
-        config = load_config(copy / "config.yaml")
-        assert isinstance(config, TextExperimentConfig)
-        with RunFolder.open(copy, write=True) as folder:
-            trainer: Any = begin(config, folder, prepare(config, copy), load_state(folder))
-            drawn = ["scenario.num_train=2", f"scenario.num_test={min(5 * 4**length - 2, 10 * num_test)}"]
-            task = changed(config.model_dump(mode="json"), *rounds_of(config.protocol.name, length), *drawn)
-            trainer.scenario = trainer.kind.build(from_settings(task.protocol), task.scenario)
-            taught = [*trainer.items["train"], *(item for _, (_, items) in trainer._stages for item in items)]
-            seen = {trainer.kind.subject_of(item) for item in taught}
-            chains = trainer.kind.items(task.scenario, config.seed)["test"]
-            unseen = [item for item in chains if trainer.kind.subject_of(item) not in seen]
-            trainer.items["test"] = chains = unseen[:num_test]
-            trainer.rule = replace(trainer.rule, num_test_items=None)
-            found = trainer.test(config.iterations - 1)
-            trainer.close()
+    with final_models(run) as trainer:
+        config = trainer.config
+        drawn = ["scenario.num_train=2", f"scenario.num_test={min(5 * 4**length - 2, 10 * num_test)}"]
+        task = changed(config.model_dump(mode="json"), *rounds_of(config.protocol.name, length), *drawn)
+        trainer.scenario = trainer.kind.build(from_settings(task.protocol), task.scenario)
+        taught = [*trainer.items["train"], *(item for _, (_, items) in trainer._stages for item in items)]
+        seen = {trainer.kind.subject_of(item) for item in taught}
+        chains = trainer.kind.items(task.scenario, config.seed)["test"]
+        unseen = [item for item in chains if trainer.kind.subject_of(item) not in seen]
+        trainer.items["test"] = chains = unseen[:num_test]
+        trainer.rule = replace(trainer.rule, num_test_items=None)
+        found = trainer.test(config.iterations - 1)
     n = len(chains)
     right = proportion(round(found["eval_sampled/verifier/accuracy"] * n), n)
     exact = {

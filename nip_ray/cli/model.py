@@ -30,8 +30,6 @@ def model(
         if (fault := _fault(out, is_file)) is not None:
             raise UserError(f"--out {out}: {fault}, name a new folder")
         template = None if chat_template is None else _template(chat_template)
-        if is_file and not Path(name).is_file():
-            raise UserError(f"{name}: no such file, name a GGUF file")
         if is_file:
             from nip_ray.serving.gguf import convert_gguf
 

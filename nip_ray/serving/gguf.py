@@ -17,7 +17,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.serving.default_model import save_once
 from nip_ray.serving.extras import local_llm
-from nip_ray.serving.model_folder import first_line, out_of_memory
+from nip_ray.serving.model_folder import reading
 from nip_ray.storage.gguf_header import gguf_header
 from nip_ray.storage.model_files import model_fault
 
@@ -70,13 +70,11 @@ def _read(file: Path, template: str | None) -> tuple[Any, Any]:
 
 
 def _reading(file: Path, read: Callable[..., Any], **options: Any) -> Any:
-    try:
-        with redirect_stderr(io.StringIO()):  # transformers draws a progress bar
-            return read(str(file.parent), gguf_file=file.name, local_files_only=True, **options)
-    except Exception as error:  # of all kinds, for a damaged file
-        if out_of_memory(error):
-            raise
-        raise UserError(f"{file}: cannot be read ({first_line(error)}), get it again or name another") from None
+    with (
+        reading(f"{file}: cannot be read", ", get it again or name another"),
+        redirect_stderr(io.StringIO()),  # transformers draws a progress bar
+    ):
+        return read(str(file.parent), gguf_file=file.name, local_files_only=True, **options)
 
 
 def _digits_apart() -> Any:

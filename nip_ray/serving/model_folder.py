@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,8 @@ def load_served(folder: Path) -> Any:
 def with_adapters(model: Any, folder: Path, trained: bool = False) -> Any:
     """The model of PEFT of this base, which is changed, with the adapters in `folder`. Raises UserError if they
     cannot be used with it."""
-    try:
+    with reading(f"{folder}: its adapters cannot be loaded"):
         return local_llm("peft").PeftModel.from_pretrained(model, str(folder / ADAPTER), is_trainable=trained)
-    except Exception as error:  # libraries pass on errors of all kinds
-        if out_of_memory(error):
-            raise
-        raise UserError(f"{folder}: its adapters cannot be loaded ({first_line(error)})") from None
 
 
 def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
@@ -102,14 +99,10 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
             model = model.to(getattr(torch, str(dtype).removeprefix("torch.")))
         return with_adapters(model, folder).merge_and_unload().requires_grad_(True).eval()
     fixed = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    try:
+    with reading(f"{folder}: the model cannot be loaded"):
         model, told = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), **fixed, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except Exception as error:  # libraries pass on errors of all kinds
-        if out_of_memory(error):
-            raise
-        raise UserError(f"{folder}: the model cannot be loaded ({first_line(error)})") from None
     if wrong := [str(name) for name, *_ in told["mismatched_keys"]] or sorted(told["missing_keys"]):
         raise UserError(
             f"{folder}: its files lack weights that its config.json asks for ({_some(wrong)}); get the whole model"
@@ -196,7 +189,18 @@ def lora_config(rank: int) -> Any:
     )
 
 
-def out_of_memory(error: Exception) -> bool:
+@contextmanager
+def reading(fault: str, remedy: str = "") -> Iterator[None]:
+    """Raise UserError with this fault for what a library raises on damaged files, but for errors of memory."""
+    try:
+        yield
+    except Exception as error:  # libraries pass on errors of all kinds
+        if _out_of_memory(error):
+            raise
+        raise UserError(f"{fault} ({first_line(error)}){remedy}") from None
+
+
+def _out_of_memory(error: Exception) -> bool:
     """Return True for errors of memory and of PyTorch's own kinds, which get advice elsewhere."""
     own = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError | RecursionError)
     return isinstance(error, MemoryError) or (own and ("memory" in str(error) or type(error) is not RuntimeError))

@@ -35,6 +35,8 @@ def model_fault(place: Path, template: str | None = None) -> str | None:
     if not (place / "config.json").is_file():
         if place.is_dir() and (several := _ggufs(place)):
             return f"{len(several)} GGUF files are in this folder, name one of them"
+        if place.suffix.lower() == ".gguf" and not place.exists():
+            return "no such file, name a GGUF file"
         return "no model here (a folder with a config.json, or a GGUF file), name one or make one by `nip-ray model`"
     return None if _has_template(place) else NO_TEMPLATE
 
